@@ -1,0 +1,112 @@
+"""A prompt: the tensors a model takes, and what each of their positions is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from sightlens._types import PixelMask
+from sightlens.errors import LayoutError, PromptError
+from sightlens.layout import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """One example or a left-padded batch, ready for the model.
+
+    Attributes:
+        tensors: what HF's processor makes (``input_ids``, ``attention_mask`` ``[batch, position]``, ``pixel_values``
+            ``[view, channel, height, width]`` over all images in order) and ``position_ids``, which count from each
+            example's first real token, so that an example gives the same logits alone and in a padded batch.
+        layouts: one per example.
+        images: the RGB originals of each example.
+        texts: what was tokenized, before image placeholders were expanded.
+    """
+
+    tensors: Mapping[str, Tensor]
+    layouts: tuple[Layout, ...]
+    images: tuple[tuple[Image.Image, ...], ...]
+    texts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Check that tensors and layouts agree in length."""
+        batch, length = self.tensors["input_ids"].shape
+        if len(self.layouts) != batch or any(layout.length != length for layout in self.layouts):
+            raise LayoutError(f"{batch} layouts of {length} positions", str([layout.length for layout in self.layouts]), "This is a bug; report it.")
+
+    def __len__(self) -> int:
+        """Count the examples."""
+        return len(self.layouts)
+
+    def __repr__(self) -> str:
+        """The layouts, one line each."""
+        return "\n".join(repr(layout) for layout in self.layouts)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the only example.
+
+        Raises:
+            PromptError: for a batch.
+        """
+        if len(self) != 1:
+            raise PromptError("a single example", f"a batch of {len(self)}", "Use prompt.layouts[k].")
+        return self.layouts[0]
+
+    @property
+    def image(self) -> Image.Image:
+        """The only image of the only example.
+
+        Raises:
+            PromptError: when there are several, or none.
+        """
+        if len(self) != 1 or len(self.images[0]) != 1:
+            raise PromptError("one example with one image", f"{[len(group) for group in self.images]} images", "Use prompt.images[k].")
+        return self.images[0][0]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Real positions of each example, padding left out."""
+        return tuple(int(count) for count in self.tensors["attention_mask"].sum(dim=1))
+
+    def to(self, device: torch.device | str) -> Prompt:
+        """Return a copy with the tensors on another device."""
+        return replace(self, tensors={name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+    def with_objects(self, masks: PixelMask | Sequence[PixelMask]) -> Prompt:
+        """Bind object masks, so that the selectors ``object`` and ``background`` work.
+
+        Args:
+            masks: one boolean mask ``[height, width]`` per example, of its first image's size; or one for a single example.
+
+        Raises:
+            MaskError: when a mask does not fit its image.
+            PromptError: when there are not as many masks as examples.
+        """
+        given = [masks] if isinstance(masks, np.ndarray) else list(masks)
+        if len(given) != len(self):
+            raise PromptError(f"{len(self)} masks, one per example", f"{len(given)}", "For several objects use layout.with_object.")
+        return replace(self, layouts=tuple(layout.with_object(mask) for layout, mask in zip(self.layouts, given, strict=True)))
+
+    def with_answer(self, ids: Sequence[int], tokens: Sequence[str]) -> Prompt:
+        """Append the same answer to every example, to be read by teacher forcing; the selector ``answer`` names it.
+
+        Args:
+            ids: token ids of the answer.
+            tokens: their strings.
+        """
+        count, batch = len(ids), len(self)
+        added = {
+            "input_ids": torch.tensor([list(ids)] * batch),
+            "attention_mask": torch.ones(batch, count, dtype=torch.long),
+            "position_ids": self.tensors["position_ids"][:, -1:].cpu() + torch.arange(1, count + 1),
+        }
+        tensors = {
+            name: torch.cat([tensor, added[name].to(tensor)], dim=1) if name in added else tensor for name, tensor in self.tensors.items()
+        }
+        return replace(self, tensors=tensors, layouts=tuple(layout.with_answer(list(tokens)) for layout in self.layouts))

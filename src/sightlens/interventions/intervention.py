@@ -1,0 +1,178 @@
+"""Interventions: what is changed in a forward pass, as frozen data that prints, compares, hashes and survives JSON."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, TypeVar
+
+from sightlens.errors import InterventionError, listing
+from sightlens.interventions.where import Where, freeze_where, where_from_data, where_to_data
+
+Phase = Literal["prefill", "decode"]
+Mode = Literal["replace", "add", "interpolate"]
+MERGED = "hook_merged_embed"
+
+_KINDS: dict[str, type[Intervention]] = {}
+T = TypeVar("T", bound="type[Intervention]")
+
+
+class Intervention(ABC):
+    """One change to a forward pass."""
+
+    kind: ClassVar[str]
+    places: ClassVar[tuple[str, ...]]
+    """The fields that hold positions."""
+
+    def __post_init__(self) -> None:
+        """Freeze positions and check what can be checked without a model."""
+        for name in self.places:
+            object.__setattr__(self, name, freeze_where(getattr(self, name)))
+        self.check()
+
+    def check(self) -> None:
+        """Refuse fields that contradict each other.
+
+        Raises:
+            InterventionError: saying which.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data that :func:`from_dict` reads back to an equal intervention."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        plain = {name: where_to_data(value) if name in self.places else _plain(value) for name, value in values.items()}
+        return {"kind": self.kind, **plain}
+
+
+def register(cls: T) -> T:
+    """Make a kind of intervention readable by :func:`from_dict`."""
+    _KINDS[cls.kind] = cls
+    return cls
+
+
+def from_dict(data: Mapping[str, Any]) -> Intervention:
+    """Read an intervention from JSON data.
+
+    Raises:
+        InterventionError: on an unknown kind or field.
+    """
+    kind = data.get("kind")
+    if kind not in _KINDS:
+        raise InterventionError(f"a kind among {listing(sorted(_KINDS))}", repr(kind), "Check the data.")
+    cls = _KINDS[kind]
+    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    if unknown := set(data) - known - {"kind"}:
+        raise InterventionError(f"fields of {kind} ({listing(sorted(known))})", listing(sorted(unknown)), "Check the spelling.")
+    values = {name: where_from_data(value) if name in cls.places else _tuples(value) for name, value in data.items() if name != "kind"}
+    return cls(**values)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _check_numbers(values: Sequence[int] | None, what: str) -> None:
+    if values is not None and (len(values) == 0 or min(values) < 0 or len(set(values)) < len(values)):
+        raise InterventionError(f"{what}: at least one, not negative, none twice", f"{values}", "Use None for all of them.")
+
+
+@register
+@dataclass(frozen=True)
+class Ablate(Intervention):
+    """Replace activations at some positions by something that carries no information about them.
+
+    ``value`` is ``"zero"``; ``"mean"``, the dataset mean that the model was given (Schaumlöffel et al. 2026,
+    arXiv 2605.19792: object tokens to the mean projector output); ``"noise"``, the activation plus Gaussian noise of
+    ``scale`` standard deviations of the example's own activations at the site (Meng et al. 2022, arXiv 2202.05262, 3σ);
+    or the name of a donor vector ``[d_model]``. Positions count and order stay as they are.
+    """
+
+    kind: ClassVar[str] = "ablate"
+    places: ClassVar[tuple[str, ...]] = ("at",)
+
+    at: Where
+    value: str = "mean"
+    site: str = MERGED
+    heads: tuple[int, ...] | None = None
+    scale: float = 3.0
+    """Of the noise, in standard deviations; other values ignore it."""
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuse empty or repeated heads and a scale that is not positive."""
+        _check_numbers(self.heads, "heads")
+        if self.scale <= 0:
+            raise InterventionError("a positive scale", f"{self.scale}", "Leave out the intervention instead.")
+
+
+@register
+@dataclass(frozen=True)
+class PatchIn(Intervention):
+    """Put activations of another run at some positions.
+
+    ``site`` may hold ``*`` for the layer, with ``layers`` choosing which (None: all). ``source`` are the positions in the
+    donor's own layout, ``at`` those written here; both select equally many, in order. ``mode`` replaces, adds
+    (``x + alpha · donor``) or interpolates (``x + alpha · (donor − x)``). Patching a run with itself changes nothing, bit
+    for bit.
+    """
+
+    kind: ClassVar[str] = "patch_in"
+    places: ClassVar[tuple[str, ...]] = ("at", "source")
+
+    site: str
+    donor: str = "clean"
+    at: Where = "all"
+    source: Where = None  # type: ignore[assignment]
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    mode: Mode = "replace"
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Take ``source`` from ``at`` when it is left out."""
+        if self.source is None:
+            object.__setattr__(self, "source", self.at)
+        super().__post_init__()
+
+    def check(self) -> None:
+        """Refuse layers without a pattern, and an unknown mode."""
+        _check_numbers(self.heads, "heads")
+        _check_numbers(self.layers, "layers")
+        if self.layers is not None and "*" not in self.site:
+            raise InterventionError("`*` for the layer in the site when layers are given", self.site, "Write blocks.*.…")
+        if self.mode not in ("replace", "add", "interpolate"):
+            raise InterventionError("mode replace, add or interpolate", repr(self.mode), "Check the spelling.")
+
+
+@register
+@dataclass(frozen=True)
+class Knockout(Intervention):
+    """Remove attention edges from query positions to key positions before the softmax.
+
+    The remaining keys share the mass. ``layers`` and ``heads`` None means all. With ``"decode"`` among the phases,
+    generated positions that the query selector takes in (``post_image``, ``answer``, ``text``, ``all``) are cut off too.
+    Geva et al. 2023 (arXiv 2304.14767); windows and selectors of Schaumlöffel et al. 2026 (arXiv 2605.19792).
+    """
+
+    kind: ClassVar[str] = "knockout"
+    places: ClassVar[tuple[str, ...]] = ("queries", "keys")
+
+    queries: Where
+    keys: Where
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+
+    def check(self) -> None:
+        """Refuse empty layers, heads or phases."""
+        _check_numbers(self.layers, "layers")
+        _check_numbers(self.heads, "heads")
+        if not self.phases or not set(self.phases) <= {"prefill", "decode"}:
+            raise InterventionError("phases among prefill and decode", f"{self.phases}", "Name at least one.")
+
+

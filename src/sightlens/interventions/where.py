@@ -1,0 +1,77 @@
+"""Positions as plain data inside an intervention: a selector, or a token set frozen with the layout it belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+from sightlens.errors import InterventionError
+from sightlens.layout import Layout, Selector, Structure, TokenSet, parse
+
+@dataclass(frozen=True)
+class Fixed:
+    """The positions of a token set, valid for the one layout they were chosen on."""
+
+    positions: tuple[int, ...]
+    generated: bool
+    name: str
+    layout: str
+    """Digest of the layout's structure."""
+
+    def resolve(self, layout: Layout) -> TokenSet:
+        """Return the token set on its own layout.
+
+        Raises:
+            InterventionError: on any other layout.
+        """
+        if _digest(layout.structure) != self.layout:
+            raise InterventionError(
+                f"the layout that {self.name!r} was chosen on",
+                f"another one, {layout}",
+                "Use a selector string, which fits any prompt, or choose the tokens on this prompt's layout.",
+            )
+        return replace(layout.at(list(self.positions), name=self.name), generated=self.generated)
+
+
+Where = str | Selector | TokenSet | Fixed
+"""What a user may write for positions; an intervention keeps a Selector or Fixed."""
+
+
+def freeze_where(where: Where) -> Selector | Fixed:
+    """Turn whatever a user calls positions into frozen, comparable data.
+
+    Raises:
+        SelectorError: when a selector string does not parse.
+    """
+    if isinstance(where, str):
+        return parse(where)
+    if isinstance(where, TokenSet):
+        positions = tuple(sorted(where.positions.tolist()))
+        return Fixed(positions, where.generated, where.name, _digest(where.structure))
+    return where
+
+
+def resolve_where(where: Selector | Fixed, layout: Layout) -> TokenSet:
+    """Return the positions on a layout."""
+    return where.resolve(layout) if isinstance(where, Fixed) else layout.select(where)
+
+
+def where_to_data(where: Selector | Fixed) -> str | dict[str, Any]:
+    """Return JSON data: the selector's text, or the fixed positions."""
+    if isinstance(where, Fixed):
+        return {"positions": list(where.positions), "generated": where.generated, "name": where.name, "layout": where.layout}
+    return str(where)
+
+
+def where_from_data(data: str | Mapping[str, Any]) -> Selector | Fixed:
+    """Read what :func:`where_to_data` wrote."""
+    if isinstance(data, str):
+        return parse(data)
+    return Fixed(tuple(data["positions"]), data["generated"], data["name"], data["layout"])
+
+
+def _digest(structure: Structure) -> str:
+    return hashlib.sha256(repr(structure).encode()).hexdigest()[:16]

@@ -1,0 +1,46 @@
+"""Grow and shrink shapes on a grid of cells, with plain array shifts."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+
+from sightlens._types import BoolGrid
+from sightlens.errors import SelectorError
+
+Connectivity = Literal[4, 8]
+Border = Literal["object", "background"]
+
+
+def dilate_grid(shape: BoolGrid, steps: int, connectivity: Connectivity = 8) -> BoolGrid:
+    """Return the shape grown ``steps`` times by its 4 or 8 neighbours; what lies outside the grid adds nothing."""
+    _check("connectivity", connectivity, get_args(Connectivity))
+    for _ in range(steps):
+        shape = _spread(np.pad(shape, 1, constant_values=False), connectivity)
+    return shape
+
+
+def erode_grid(shape: BoolGrid, steps: int, connectivity: Connectivity = 8, border: Border = "object") -> BoolGrid:
+    """Return the shape shrunk ``steps`` times; ``border`` says what the cells outside the grid count as.
+
+    With ``object`` a shape that touches the grid's edge stays there, and growing followed by shrinking never loses a
+    cell.
+    """
+    _check("connectivity", connectivity, get_args(Connectivity))
+    _check("border", border, get_args(Border))
+    for _ in range(steps):
+        shape = ~_spread(np.pad(~shape, 1, constant_values=border == "background"), connectivity)
+    return shape
+
+
+def _spread(padded: BoolGrid, connectivity: Connectivity) -> BoolGrid:
+    beside = padded[:, :-2] | padded[:, 1:-1] | padded[:, 2:]
+    if connectivity == 8:
+        return beside[:-2] | beside[1:-1] | beside[2:]
+    return beside[1:-1] | padded[:-2, 1:-1] | padded[2:, 1:-1]
+
+
+def _check(what: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise SelectorError(f"{what} {' or '.join(map(repr, allowed))}", repr(value), f"Choose one {what}.")

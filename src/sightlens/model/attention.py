@@ -1,0 +1,139 @@
+"""Reading and editing what happens inside attention, without leaving the fused path unless someone asks.
+
+While at least one tap is active the model's attention layers call :func:`tapped_sdpa` or :func:`tapped_eager`. A layer
+without taps goes on to its own fused kernel; an edited mask stays on the fused path; only a layer whose scores or
+pattern are read or written is computed step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from sightlens.families.compat import HookPoint, register_attention, sdpa_attention_forward
+from sightlens.families.sites import AttentionTensor
+
+MaskEdit = Callable[[Float[Tensor, "batch heads query key"]], Float[Tensor, "batch heads query key"]]
+Check = Callable[[Float[Tensor, "batch head query key"]], None]
+NAME = "sightlens"
+
+
+class AttentionTaps:
+    """What is active at one attention module: hook points, mask edits, and checks of the resulting pattern."""
+
+    def __init__(self) -> None:
+        """Start with nothing active."""
+        self.points: dict[AttentionTensor, HookPoint] = {}
+        self.edits: list[MaskEdit] = []
+
+    def __bool__(self) -> bool:
+        """Whether anything is active."""
+        return bool(self.points or self.edits)
+
+    def fire(self, name: AttentionTensor, value: Tensor) -> Tensor:
+        """Pass a tensor through its hook point, if one is active."""
+        return self.points[name](value) if name in self.points else value
+
+
+_TAPS: WeakKeyDictionary[nn.Module, AttentionTaps] = WeakKeyDictionary()
+_ORIGINAL: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+def taps_of(module: nn.Module) -> AttentionTaps:
+    """Return the taps of an attention module, made on first use."""
+    return _TAPS.setdefault(module, AttentionTaps())
+
+
+def refresh(module: nn.Module) -> None:
+    """Route an attention module's model through the tapped functions while any tap is active, and back after the last."""
+    config = module.config
+    name = config._attn_implementation
+    active = any(taps and other.config is config for other, taps in _TAPS.items())
+    if active and not name.startswith(f"{NAME}_"):
+        _ORIGINAL[module] = name
+        config._attn_implementation = f"{NAME}_{'eager' if name == 'eager' else 'sdpa'}"
+    elif not active and name.startswith(f"{NAME}_"):
+        originals = [_ORIGINAL.pop(other) for other in list(_ORIGINAL) if other.config is config]
+        config._attn_implementation = originals[0]
+
+
+def additive_mask(mask: Tensor | None, query: Tensor, key: Tensor, *, causal: bool) -> Float[Tensor, "batch heads query key"]:
+    """Turn any mask HF passes into a new additive one: 0 keeps an edge, the dtype's minimum removes it.
+
+    Args:
+        mask: None (causal or full attention), bool (True keeps), or additive float, ``[batch, 1 | head, query, key]``.
+        query: ``[batch, head, query, d_head]``.
+        key: ``[batch, key_head, key, d_head]``.
+        causal: what None means.
+    """
+    batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
+    lowest = torch.finfo(query.dtype).min
+    if mask is None:
+        keep = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
+        keep = keep.tril(keys - queries) if causal and queries > 1 else keep
+        mask = keep.expand(batch, 1, queries, keys)
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, lowest)
+    return mask[..., :keys].clone()
+
+
+def kept_edges(mask: Float[Tensor, "*any query key"]) -> Bool[Tensor, "*any query key"]:
+    """Return which edges an additive mask keeps."""
+    return mask > torch.finfo(mask.dtype).min / 2
+
+
+def tapped_sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any) -> Any:
+    """Run a layer on the fused path, with whatever taps it has."""
+    taps = _TAPS.get(module)
+    if not taps:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    if {"attn_scores", "pattern"} & set(taps.points):
+        return _stepwise(module, taps, (query, key, value), attention_mask, options)
+    query, key, mask = _before_scores(module, taps, (query, key), attention_mask, options)
+    return sdpa_attention_forward(module, query, key, value, mask, **options)
+
+
+def tapped_eager(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any) -> Any:
+    """Run a layer of an eager model step by step, with whatever taps it has."""
+    taps = _TAPS.get(module) or AttentionTaps()
+    return _stepwise(module, taps, (query, key, value), attention_mask, options)
+
+
+def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
+    asked = options.get("is_causal")
+    return module.is_causal if asked is None else asked
+
+
+def _before_scores(
+    module: nn.Module, taps: AttentionTaps, query_key: tuple[Tensor, Tensor], mask: Tensor | None, options: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    query = taps.fire("rot_q", query_key[0].transpose(1, 2)).transpose(1, 2)
+    key = taps.fire("rot_k", query_key[1].transpose(1, 2)).transpose(1, 2)
+    if taps.edits or "attn_mask" in taps.points:
+        mask = additive_mask(mask, query, key, causal=_is_causal(module, options))
+        for edit in taps.edits:
+            mask = edit(mask)
+        if "attn_mask" in taps.points:
+            mask = taps.fire("attn_mask", mask.expand(-1, query.shape[1], -1, -1).clone())
+    return query, key, mask
+
+
+def _stepwise(
+    module: nn.Module, taps: AttentionTaps, states: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    query, key, mask = _before_scores(module, taps, states[:2], mask, options)
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(repeats, dim=1) if repeats > 1 else x for x in (key, states[2]))
+    mask = additive_mask(mask, query, key, causal=_is_causal(module, options))
+    scores = taps.fire("attn_scores", query @ key.transpose(2, 3) * options["scaling"] + mask)
+    pattern = taps.fire("pattern", scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype))
+    dropped = nn.functional.dropout(pattern, p=options.get("dropout", 0.0), training=module.training)
+    return (dropped @ value).transpose(1, 2).contiguous(), pattern
+
+
+register_attention(NAME, fused=tapped_sdpa, eager=tapped_eager)

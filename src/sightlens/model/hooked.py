@@ -1,0 +1,405 @@
+"""HookedVLM: a vision-language model whose activations have names and whose positions have names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from sightlens._types import Logits
+from sightlens.errors import HookError, PromptError
+from sightlens.families import ImageOptions, Processing, Prompt, Wording
+from sightlens.families.compat import check_versions, lens_config, unwrap_bridge
+from sightlens.families.processing import Images, Template
+from sightlens.families.sites import HeadResult, Input
+from sightlens.interventions import Intervention, Mean, MeanMeter
+from sightlens.metrics import BoxFormat
+from sightlens.model.address import Address, parse_address, read, write
+from sightlens.model.apply import Donor, applied
+from sightlens.model.cache import Cache
+from sightlens.model.loading import load_checkpoint, processing_for
+from sightlens.model.sites import Sites
+from sightlens.model.taps import LiveSite
+
+HookFunction = Callable[..., Tensor | None]
+NameFilter = str | Sequence[str] | Callable[[str], bool] | None
+Hooks = Sequence[tuple[str, HookFunction]]
+
+
+class HookedVLM:
+    """A vision-language model in HF's own code, with TransformerLens hook points that also take selectors.
+
+    Hook names are TransformerLens' own (``blocks.3.hook_resid_post``, ``blocks.3.attn.hook_z``); an address such as
+    ``blocks.3.attn.hook_z@tile[0,1]`` reads and writes only the named positions. Without hooks the model runs HF's code
+    untouched, at HF's speed.
+
+    Attributes:
+        hf: the HF model.
+        processing: from images and texts to prompts.
+        cfg: the TransformerLens config (``d_model``, ``n_heads``, ``n_layers``, …).
+        donors: values that interventions take by name, such as ``"mean"``.
+    """
+
+    def __init__(self, hf: nn.Module, processing: Processing, *, name: str = "model", box_format: BoxFormat | None = None) -> None:
+        """Put hook points on an HF model; use :meth:`from_pretrained`, :meth:`from_hf` or :meth:`from_bridge`.
+
+        Args:
+            hf: the HF model; it is not changed, and hooks act on it in place.
+            processing: of the same checkpoint.
+            name: for records and messages.
+            box_format: how this checkpoint writes boxes; the family's published format when None.
+        """
+        check_versions()
+        processing.family.check_config(hf.config)
+        self.hf, self.processing, self.name = hf, processing, name
+        self.sites = Sites(hf, processing.family.sites(hf.config))
+        self.cfg = lens_config(hf, name)
+        self.donors: dict[str, Donor] = {}
+        self._box_format = box_format
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        revision: str | None = None,
+        dtype: torch.dtype | str = "auto",
+        device: torch.device | str | None = None,
+        device_map: str | Mapping[str, Any] | None = None,
+    ) -> HookedVLM:
+        """Load a checkpoint: a shipped model, a local folder, or a hub id.
+
+        Args:
+            name: ``"sightlens/tiny-llava"``, ``"sightlens/tiny-internvl"``, a folder, or a hub id.
+            revision: of a hub id.
+            dtype: of the weights; ``"auto"`` takes the checkpoint's, and float32 for float16 on a CPU.
+            device: where the whole model goes; the CPU when None.
+            device_map: accelerate's, instead of ``device``.
+
+        Raises:
+            CheckpointError: a missing, truncated or mismatched file; every missing or unexpected key is named.
+            FamilyError: an unknown family or configuration.
+        """
+        loaded = load_checkpoint(name, revision=revision, dtype=dtype, placement=device_map if device_map is not None else device)
+        model = cls(loaded.hf, loaded.processing, name=str(name), box_format=loaded.box_format)
+        if loaded.mean is not None:
+            model.donors["mean"] = loaded.mean
+        return model
+
+    @classmethod
+    def from_hf(cls, hf: nn.Module, processor: Any) -> HookedVLM:
+        """Wrap an HF model that is already in memory.
+
+        Args:
+            hf: of a known family.
+            processor: HF's processor, or anything with ``tokenizer`` and ``image_processor``.
+
+        Raises:
+            FamilyError: an unknown family or configuration.
+        """
+        return cls(hf, processing_for(hf.config, processor.tokenizer, processor.image_processor), name=hf.config.name_or_path or type(hf).__name__)
+
+    @classmethod
+    def from_bridge(cls, bridge: Any, processor: Any) -> HookedVLM:
+        """Take over the HF model inside a TransformerLens ``TransformerBridge``.
+
+        The bridge has rebuilt that model's modules; they are put back, so do not use the bridge afterwards.
+        """
+        return cls.from_hf(unwrap_bridge(bridge.original_model), processor)
+
+    def __repr__(self) -> str:
+        """Name, family and size."""
+        return f"HookedVLM({self.name}: {self.processing.family.name}, {self.cfg.n_layers} layers × {self.sites.n_heads} heads, {len(self.sites.points)} hooks)"
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        return self.hf.device
+
+    @property
+    def tokenizer(self) -> Any:
+        """HF's tokenizer."""
+        return self.processing.tokenizer
+
+    @property
+    def box_format(self) -> BoxFormat:
+        """How this checkpoint writes boxes."""
+        padded = bool(self.processing.image_processor.to_dict().get("do_pad"))
+        return self._box_format or self.processing.family.box_format(padded=padded)
+
+    @property
+    def hook_dict(self) -> dict[str, LiveSite]:
+        """Every hook point by name."""
+        return dict(self.sites.points)
+
+    def prepare(
+        self,
+        images: Images | Sequence[Images],
+        text: str | Sequence[str],
+        *,
+        template: Template = "chat",
+        system: str | None = None,
+        options: ImageOptions | None = None,
+    ) -> Prompt:
+        """Turn images and text into tensors, exactly as HF's processor does, and say what every position is.
+
+        Args:
+            images: PIL images, arrays, paths or bytes. For one text: one image, a list of images, or None. For a list of
+                texts: one such entry each; the batch is padded on the left.
+            text: the question, or a list of them.
+            template: ``"chat"``, or ``"raw"`` for text that already holds the image placeholder.
+            system: a system message for the chat template.
+            options: ``ImageOptions(image_mode=…)`` for LLaVA, ``ImageOptions(max_tiles=…)`` for InternVL.
+
+        Raises:
+            ImageError, PromptError, FamilyError: when an input cannot be used; the message says why.
+        """
+        wording = Wording(template, system)
+        return self.processing.prepare(images, text, wording=wording, options=options or ImageOptions()).to(self.device)
+
+    def __call__(
+        self,
+        prompt: Prompt,
+        *,
+        interventions: Sequence[Intervention] = (),
+        donors: Mapping[str, Donor] | None = None,
+        keep: Literal["all", "last"] = "all",
+    ) -> Logits:
+        """Run the model.
+
+        Args:
+            prompt: from :meth:`prepare`.
+            interventions: applied in order.
+            donors: values that interventions take by name, beside ``model.donors``.
+            keep: logits of all positions, or of the last only.
+
+        Returns:
+            Logits ``[batch, position, vocab]``.
+        """
+        with self._running(prompt, interventions, donors):
+            return self.hf(**prompt.tensors, use_cache=False, logits_to_keep=0 if keep == "all" else 1).logits
+
+    def run_with_hooks(
+        self, prompt: Prompt, *, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), interventions: Sequence[Intervention] = ()
+    ) -> Logits:
+        """Run the model with hook functions ``fn(activation, hook)`` at names or addresses, as TransformerLens does.
+
+        Args:
+            prompt: from :meth:`prepare`.
+            fwd_hooks: ``(name or address, function)``; what the function returns, or edits in place, replaces what it saw.
+            bwd_hooks: the same for gradients, without selectors; they fire while this call's graph is walked backward, so
+                use :meth:`hooks` around the backward pass instead when you need them.
+            interventions: applied before the hooks.
+
+        Returns:
+            Logits ``[batch, position, vocab]``.
+        """
+        with self.hooks(fwd_hooks=fwd_hooks, bwd_hooks=bwd_hooks):
+            return self(prompt, interventions=interventions)
+
+    def run_with_cache(
+        self,
+        prompt: Prompt,
+        *,
+        names_filter: NameFilter = None,
+        interventions: Sequence[Intervention] = (),
+        donors: Mapping[str, Donor] | None = None,
+    ) -> tuple[Logits, Cache]:
+        """Run the model and keep activations.
+
+        Args:
+            prompt: from :meth:`prepare`.
+            names_filter: names, patterns (``blocks.*.hook_resid_post``) or addresses (``blocks.3.hook_resid_post@image``,
+                which keeps only that part), or a function of the name. None keeps everything but ``hook_result``.
+            interventions: applied before anything is kept.
+            donors: values that interventions take by name.
+
+        Returns:
+            Logits ``[batch, position, vocab]`` and the cache.
+        """
+        kept: dict[str, Tensor] = {}
+        addresses = self._addresses(names_filter)
+        with self._running(prompt, interventions, donors):
+            with self.hooks(fwd_hooks=[(str(address), self._keeper(address, kept)) for address in addresses]):
+                logits = self.hf(**prompt.tensors, use_cache=False).logits
+            window = self.sites.window.snapshot()
+        self._check_kept(addresses, kept, prompt)
+        return logits, Cache(kept, {name: point.site for name, point in self.sites.points.items()}, window)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        interventions: Sequence[Intervention] = (),
+        donors: Mapping[str, Donor] | None = None,
+        max_new_tokens: int = 64,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Generate text with HF's own ``generate``; interventions act at absolute positions at every step.
+
+        Args:
+            prompt: from :meth:`prepare`.
+            interventions: applied in order.
+            donors: values that interventions take by name.
+            max_new_tokens: at most so many.
+            options: more of HF's generation options (``do_sample``, ``temperature``, ``use_cache``, ``stop_strings``, …);
+                greedy unless it says otherwise.
+
+        Returns:
+            One text per example, special tokens left out.
+        """
+        ids = self.generate_ids(prompt, interventions=interventions, donors=donors, max_new_tokens=max_new_tokens, options=options)
+        return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+    def generate_ids(
+        self,
+        prompt: Prompt,
+        *,
+        interventions: Sequence[Intervention] = (),
+        donors: Mapping[str, Donor] | None = None,
+        max_new_tokens: int = 64,
+        options: Mapping[str, Any] | None = None,
+    ) -> Int[Tensor, "batch new"]:
+        """Generate token ids; see :meth:`generate`."""
+        settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **(options or {})}
+        if settings.get("num_beams", 1) != 1 or settings.get("num_return_sequences", 1) != 1:
+            raise PromptError("one sequence per example", f"{dict(options or {})}", "Beams reorder examples; generate them one by one.")
+        inputs = {name: tensor for name, tensor in prompt.tensors.items() if name != "position_ids"}
+        with self._running(prompt, interventions, donors), torch.no_grad():
+            return self.hf.generate(**inputs, **settings)[:, inputs["input_ids"].shape[1] :]
+
+    @contextmanager
+    def hooks(self, *, fwd_hooks: Hooks = (), bwd_hooks: Hooks = ()) -> Iterator[HookedVLM]:
+        """Keep hooks on while the context is open; they are removed whatever happens."""
+        added: list[tuple[LiveSite, Any]] = []
+        try:
+            for direction, hooks in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
+                for name, function in hooks:
+                    added.append(self._add(parse_address(name), function, direction))
+            yield self
+        finally:
+            for point, handle in reversed(added):
+                point.drop(handle)
+
+    def add_hook(self, name: str, function: HookFunction, *, dir: Literal["fwd", "bwd"] = "fwd") -> None:
+        """Add a hook that stays until :meth:`reset_hooks`."""
+        self._add(parse_address(name), function, dir)
+
+    def reset_hooks(self) -> None:
+        """Remove every hook, permanent ones too."""
+        for point in self.sites.points.values():
+            point.remove_hooks("both", including_permanent=True)
+
+    def with_answer(self, prompt: Prompt, answer: str) -> Prompt:
+        """Append an answer to be read by teacher forcing: token t is predicted at the position before it."""
+        ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise PromptError("an answer of at least one token", repr(answer), "Give some words.")
+        return prompt.with_answer(ids, self.tokenizer.convert_ids_to_tokens(ids))
+
+    @torch.no_grad()
+    def fit_mean(self, prompts: Sequence[Prompt], *, source: str) -> Mean:
+        """Average the merged visual embeddings of prompts, and keep the result as the donor ``"mean"``.
+
+        Args:
+            prompts: with images.
+            source: what they are, for provenance (``"ImageNet-val, 50,000 images"``).
+        """
+        meter = MeanMeter("hook_merged_embed", source)
+        for prompt in prompts:
+            _, cache = self.run_with_cache(prompt, names_filter="hook_visual_embed")
+            meter.add(cache["hook_visual_embed"])
+        mean = meter.result()
+        self.donors["mean"] = mean
+        return mean
+
+    @contextmanager
+    def _running(self, prompt: Prompt, interventions: Sequence[Intervention], donors: Mapping[str, Donor] | None) -> Iterator[None]:
+        if not isinstance(prompt, Prompt):
+            raise PromptError("a Prompt from model.prepare(image, text)", type(prompt).__name__, "Call prepare first.")
+        window = self.sites.window
+        before, window.layouts = window.layouts, prompt.layouts
+        try:
+            with applied(self.sites, interventions, {**self.donors, **(donors or {})}):
+                yield
+        finally:
+            window.layouts = before
+
+    def _add(self, address: Address, function: HookFunction, direction: Literal["fwd", "bwd"]) -> tuple[LiveSite, Any]:
+        point = self.sites.point(address.name)
+        if address.at is None:
+            return point, point.add_hook(_checked(function, point), dir=direction)
+        if direction == "bwd":
+            raise HookError("a backward hook without a selector", str(address), "Select inside the function.")
+        return point, point.add_hook(self._addressed(function, address, point))
+
+    def _addressed(self, function: HookFunction, address: Address, point: LiveSite) -> HookFunction:
+        """Show a hook function only the addressed part, and write back what it returns or edits."""
+        window = self.sites.window
+
+        def hook(value: Tensor, hook: LiveSite) -> Tensor | None:
+            if not window.layouts:
+                raise HookError("a forward pass of a Prompt", "one without layouts", f"Call model(prompt); {address} needs to know its positions.")
+            part = read(value, address, point.site, window)
+            if part is None:
+                return None
+            before = part._version
+            new = function(part, hook=hook)
+            if new is None and part._version == before:
+                return None
+            new = part if new is None else new
+            _check_shape(new, part, str(address))
+            return write(value, new, address, site=point.site, window=window)
+
+        return hook
+
+    def _addresses(self, names: NameFilter) -> list[Address]:
+        points = self.sites.points
+        if names is None:
+            return [Address(name) for name, point in points.items() if not isinstance(point.site.tap, HeadResult)]
+        if callable(names):
+            return [Address(name) for name in points if names(name)]
+        found: list[Address] = []
+        for text in [names] if isinstance(names, str) else names:
+            address = parse_address(text)
+            matching = [name for name in points if fnmatchcase(name, address.name)]
+            matching = matching or [self.sites.point(address.name).name]
+            found += [Address(name, address.at, address.keys) for name in matching]
+        return found
+
+    def _keeper(self, address: Address, kept: dict[str, Tensor]) -> HookFunction:
+        tap = self.sites.point(address.name).site.tap
+        shared = isinstance(tap, Input) and tap.shared
+
+        def keep(value: Tensor, hook: LiveSite) -> None:
+            kept[str(address)] = value.clone() if shared else value
+
+        return keep
+
+    def _check_kept(self, addresses: Sequence[Address], kept: Mapping[str, Tensor], prompt: Prompt) -> None:
+        missing = [str(address) for address in addresses if str(address) not in kept]
+        visual = [name for name in missing if name.startswith("vision_") or name.startswith("hook_visual")]
+        if missing and not (set(missing) == set(visual) and "pixel_values" not in prompt.tensors):
+            raise HookError("every asked-for site to be reached", f"{missing} were not", "Check that the selector chooses positions of this prompt.")
+
+
+def _checked(function: HookFunction, point: LiveSite) -> HookFunction:
+    def hook(value: Tensor, hook: LiveSite) -> Tensor | None:
+        new = function(value, hook=hook)
+        if isinstance(value, Tensor) and new is not None:
+            _check_shape(new, value, point.name or "")
+        return new
+
+    return hook
+
+
+def _check_shape(new: Any, old: Float[Tensor, ...], name: str) -> None:
+    if not isinstance(new, Tensor) or new.shape != old.shape:
+        got = list(new.shape) if isinstance(new, Tensor) else type(new).__name__
+        raise HookError(f"a hook at {name} that returns None or shape {list(old.shape)}", f"{got}", "Return a tensor of the shape it was given.")

@@ -1,0 +1,60 @@
+"""All hook points of one model, with what is needed to use them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from torch import nn
+
+from sightlens.errors import HookError, InterventionError, listing
+from sightlens.families.sites import Site
+from sightlens.model.taps import LiveSite
+from sightlens.model.window import Window
+
+
+class Sites:
+    """The hook points of a model by name, and the window that its forward passes move."""
+
+    def __init__(self, hf: nn.Module, listed: Sequence[Site]) -> None:
+        """Make a hook point for every site.
+
+        Args:
+            hf: the HF model.
+            listed: its family's sites.
+        """
+        self.points = {site.name: LiveSite(site, hf) for site in listed}
+        self.window = Window(hf.get_submodule(self.points["hook_merged_embed"].site.module))
+        patterns = [point for point in self.points.values() if point.site.layer is not None and point.name.endswith("hook_pattern")]
+        self._attention = [point.module for point in patterns]
+        self.n_heads: int = self.points["blocks.0.attn.hook_z"].site.tap.heads  # type: ignore[union-attr]
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of the language model."""
+        return len(self._attention)
+
+    def attention_module(self, layer: int) -> nn.Module:
+        """Return the attention module of a language-model layer."""
+        return self._attention[layer]
+
+    def point(self, name: str) -> LiveSite:
+        """Return the hook point of a name.
+
+        Raises:
+            HookError: with the nearest known names.
+        """
+        if name not in self.points:
+            near = difflib.get_close_matches(name, self.points, n=4, cutoff=0.5) or sorted(self.points)
+            raise HookError(f"a hook name of this model (like {listing(near)})", repr(name), "model.hook_dict lists all of them.")
+        return self.points[name]
+
+    def layers(self, chosen: Sequence[int] | None) -> Sequence[int]:
+        """Return the chosen layers, all of them for None.
+
+        Raises:
+            InterventionError: when one is out of range.
+        """
+        if chosen is not None and max(chosen) >= self.n_layers:
+            raise InterventionError(f"layers below {self.n_layers}", f"{tuple(chosen)}", "Layers count from 0.")
+        return range(self.n_layers) if chosen is None else chosen

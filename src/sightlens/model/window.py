@@ -1,0 +1,64 @@
+"""Which positions of the sequence the forward pass in progress is computing."""
+
+from __future__ import annotations
+
+
+import copy
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from sightlens._types import Positions
+from sightlens.families.compat import cached_length
+from sightlens.layout import Layout, TokenSet
+
+
+class Window:
+    """The absolute positions ``start .. stop`` of the current forward pass, and the layouts of its examples.
+
+    A decoding step with a cache computes one position; hooks and interventions act at absolute positions, so they ask here.
+    """
+
+    def __init__(self, decoder: nn.Module) -> None:
+        """Follow a decoder; a few microseconds per forward pass, no tensor is touched."""
+        self.layouts: tuple[Layout, ...] = ()
+        self.start, self.stop = 0, 0
+        decoder.register_forward_pre_hook(self._follow, with_kwargs=True)
+
+    def _follow(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states = kwargs.get("inputs_embeds")
+        self.start = cached_length(kwargs)
+        self.stop = self.start + (kwargs["input_ids"] if states is None else states).shape[1]
+
+    def snapshot(self) -> Window:
+        """Return this pass's window, which later passes do not move."""
+        return copy.copy(self)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether positions before the window were computed by an earlier pass."""
+        return self.start > 0
+
+    def queries(self, tokens: TokenSet) -> Positions:
+        """Return a token set's positions inside the window, counted from its start; generated ones if the set takes them.
+
+        A set with a grid shape that lies wholly inside comes row by row, any other ascending.
+        """
+        if self.holds(tokens) and tokens.grid_shape is not None:
+            return tokens.positions - self.start
+        return np.flatnonzero(self._members(tokens)[self.start : self.stop])
+
+    def keys(self, tokens: TokenSet) -> Positions:
+        """Return a token set's positions among all keys up to the window's end."""
+        if tokens.grid_shape is not None and self.stop >= len(tokens.mask):
+            return tokens.positions
+        return np.flatnonzero(self._members(tokens)[: self.stop])
+
+    def holds(self, tokens: TokenSet) -> bool:
+        """Whether every position of the set lies in the window."""
+        chosen = np.flatnonzero(tokens.mask)
+        return len(chosen) > 0 and bool(self.start <= chosen[0] and chosen[-1] < self.stop)
+
+    def _members(self, tokens: TokenSet) -> np.ndarray:
+        return tokens.extended(max(self.stop, len(tokens.mask)))

@@ -1,0 +1,45 @@
+"""Models that many tests share, and shape checks over the whole suite."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+with install_import_hook("sightlens", "beartype.beartype"):
+    from sightlens.model import HookedVLM
+
+from tests.tiny import DEFAULT, INTERNVL_TEMPLATE, LLAVA_TEMPLATE, VARIANTS, Variant, hf_model, image_processor, tokenizer
+
+
+def hooked(variant: Variant, *, seed: int = 0, attention: str = "sdpa") -> HookedVLM:
+    """A fresh hooked random model."""
+    hf = hf_model(variant, seed)
+    hf.set_attn_implementation(attention)
+    template = LLAVA_TEMPLATE if variant.family == "llava" else INTERNVL_TEMPLATE
+    return HookedVLM.from_hf(hf, SimpleNamespace(tokenizer=tokenizer(template), image_processor=image_processor(variant)))
+
+
+def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
+    """A random image."""
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+@pytest.fixture(params=DEFAULT, ids=str)
+def model(request: pytest.FixtureRequest) -> HookedVLM:
+    """One LLaVA and one InternVL."""
+    return hooked(request.param)
+
+
+@pytest.fixture(params=VARIANTS, ids=str)
+def any_model(request: pytest.FixtureRequest) -> HookedVLM:
+    """Every combination of towers."""
+    return hooked(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)

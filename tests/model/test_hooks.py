@@ -1,0 +1,220 @@
+"""The contract of every hook name: it fires, reads what HF computes, and writing it changes the logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sightlens.errors import HookError
+from sightlens.families.sites import Attention, HeadResult
+from tests.conftest import hooked, picture
+from tests.tiny import DEFAULT, VARIANTS
+
+QUESTION = "is there a red circle ?"
+NAMES = [(variant, name) for variant in DEFAULT for name in hooked(variant).hook_dict]
+SHARED = {variant: hooked(variant) for variant in VARIANTS}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> dict:
+    return {variant: model.prepare(picture(), QUESTION) for variant, model in SHARED.items()}
+
+
+@pytest.fixture(scope="module")
+def plain(prompts) -> dict:
+    with torch.no_grad():
+        return {variant: SHARED[variant](prompt) for variant, prompt in prompts.items()}
+
+
+@pytest.mark.parametrize(("variant", "name"), NAMES, ids=[f"{variant}-{name}" for variant, name in NAMES])
+@torch.no_grad()
+def test_writing_changes_the_logits_and_writing_back_does_not(variant, name, prompts, plain):
+    model, prompt, plain = SHARED[variant], prompts[variant], plain[variant]
+    seen = []
+
+    def rewrite(value, hook):
+        seen.append(value.shape)
+        return value.clone()
+
+    def disturb(value, hook):
+        # text positions only at hook_embed: the merge overwrites the others
+        noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(0))
+        return value + 0.5 * noise if "hook_attn_mask" not in name else value - 3 * noise.abs()
+
+    same = model.run_with_hooks(prompt, fwd_hooks=[(name, rewrite)])
+    site = model.hook_dict[name].site
+    assert len(seen) == 1
+    assert len(seen[0]) == len(site.dims)
+    if isinstance(site.tap, Attention) and site.tap.tensor in ("attn_mask", "attn_scores", "pattern"):
+        assert torch.allclose(same, plain, atol=1e-5)
+    else:
+        assert torch.equal(same, plain)
+    changed = model.run_with_hooks(prompt, fwd_hooks=[(name, disturb)])
+    assert (changed - plain).abs().max() > 1e-4
+    assert not model.hook_dict[name].has_hooks()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@torch.no_grad()
+def test_residuals_patterns_and_visual_embeddings_are_hfs_own(variant, prompts):
+    model, prompt = SHARED[variant], prompts[variant]
+    eager = hooked(variant, attention="eager").hf
+    out = eager(**prompt.tensors, output_hidden_states=True, output_attentions=True)
+    features = eager.model.get_image_features(prompt.tensors["pixel_values"], output_hidden_states=True)
+    logits, cache = model.run_with_cache(prompt)
+    layers = model.cfg.n_layers
+    assert torch.allclose(logits, out.logits, atol=1e-5)
+    for layer in range(layers):
+        assert torch.allclose(cache[f"blocks.{layer}.hook_resid_pre"], out.hidden_states[layer], atol=1e-5)
+        assert torch.allclose(cache[f"blocks.{layer}.attn.hook_pattern"], out.attentions[layer], atol=1e-6)
+    assert torch.allclose(cache["ln_final.hook_out"], out.hidden_states[-1], atol=1e-5)
+    visual = torch.stack(list(features.pooler_output)) if isinstance(features.pooler_output, (list, tuple)) else features.pooler_output
+    assert torch.allclose(cache["hook_visual_embed"].flatten(0, 1), visual.flatten(0, 1), atol=1e-5)
+    towers = [name for name in cache if name.startswith("vision_encoder.encoder_layers") and name.endswith("resid_post")]
+    hidden = eager.model.vision_tower(prompt.tensors["pixel_values"], output_hidden_states=True).hidden_states
+    assert towers
+    for layer, name in enumerate(towers):
+        assert torch.allclose(cache[name], hidden[layer + 1], atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@torch.no_grad()
+def test_projections_are_what_the_modules_return(variant, prompts):
+    model, prompt = SHARED[variant], prompts[variant]
+    reference = hooked(variant).hf
+    got: dict[str, torch.Tensor] = {}
+    for layer, block in enumerate(reference.model.language_model.layers):
+        for letter in "qkv":
+            block.self_attn.get_submodule(f"{letter}_proj").register_forward_hook(
+                lambda m, a, o, key=f"blocks.{layer}.attn.hook_{letter}": got.__setitem__(key, o)
+            )
+        block.self_attn.o_proj.register_forward_pre_hook(lambda m, a, key=f"blocks.{layer}.attn.hook_z": got.__setitem__(key, a[0]))
+        block.mlp.down_proj.register_forward_pre_hook(lambda m, a, key=f"blocks.{layer}.mlp.hook_post": got.__setitem__(key, a[0]))
+        block.self_attn.register_forward_hook(lambda m, a, o, key=f"blocks.{layer}.hook_attn_out": got.__setitem__(key, o[0]))
+        block.mlp.register_forward_hook(lambda m, a, o, key=f"blocks.{layer}.hook_mlp_out": got.__setitem__(key, o))
+        block.post_attention_layernorm.register_forward_pre_hook(
+            lambda m, a, key=f"blocks.{layer}.hook_resid_mid": got.__setitem__(key, a[0])
+        )
+    reference(**prompt.tensors)
+    _, cache = model.run_with_cache(prompt, names_filter=list(got))
+    assert len(got) == 8 * model.cfg.n_layers
+    for name, value in got.items():
+        assert torch.equal(cache[name].reshape(value.shape), value), name
+
+
+@torch.no_grad()
+def test_head_results_sum_to_the_attention_output(any_model):
+    prompt = any_model.prepare(picture(), QUESTION)
+    names = ["blocks.*.attn.hook_result", "blocks.*.hook_attn_out", "vision_encoder.encoder_layers.*.attn.hook_result"]
+    _, cache = any_model.run_with_cache(prompt, names_filter=names)
+    results = [name for name in cache if isinstance(any_model.hook_dict[name].site.tap, HeadResult)]
+    assert len(results) > any_model.cfg.n_layers
+    for name in results:
+        module = any_model.hook_dict[name].module
+        total = cache[name].sum(dim=2) + (0 if module.bias is None else module.bias)
+        out = name.replace("attn.hook_result", "hook_attn_out")
+        if out in cache:
+            assert torch.allclose(total, cache[out], atol=1e-5)
+        else:
+            z = any_model.run_with_cache(prompt, names_filter=name.replace("result", "z"))[1]
+            assert torch.allclose(total, module(next(iter(z.values())).flatten(-2)), atol=1e-5)
+
+
+@torch.no_grad()
+def test_residual_stream_adds_up(any_model):
+    prompt = any_model.prepare(picture(), QUESTION)
+    _, cache = any_model.run_with_cache(prompt)
+    for block in [*(f"blocks.{k}" for k in range(3)), "vision_encoder.encoder_layers.0"]:
+        mid = cache[f"{block}.hook_resid_pre"] + cache[f"{block}.hook_attn_out"]
+        assert torch.allclose(mid, cache[f"{block}.hook_resid_mid"], atol=1e-5)
+        assert torch.allclose(mid + cache[f"{block}.hook_mlp_out"], cache[f"{block}.hook_resid_post"], atol=1e-5)
+
+
+@pytest.mark.parametrize("site", ["blocks.1.hook_resid_mid", "blocks.1.attn.hook_z", "hook_merged_embed", "hook_visual_embed"])
+@torch.no_grad()
+def test_a_selector_shows_and_changes_only_its_positions(model, site):
+    prompt = model.prepare(picture(), QUESTION)
+    where = "global & row[1]"
+    _, plain = model.run_with_cache(prompt, names_filter=site)
+    shapes = []
+
+    def zero(value, hook):
+        shapes.append(value.shape)
+        value.zero_()
+
+    with model.hooks(fwd_hooks=[(f"{site}@{where}", zero)]):
+        _, cache = model.run_with_cache(prompt, names_filter=site)
+    rows, columns = prompt.layout.select(where).grid_shape
+    assert shapes[0][:3] == (1, rows, columns)
+    assert cache[f"{site}@{where}"].abs().max() == 0
+    assert torch.equal(cache[f"{site}@image & ~({where})"], plain[f"{site}@image & ~({where})"])
+    assert torch.equal(plain[f"{site}@global"][:, 1], plain[f"{site}@{where}"][:, 0])
+
+
+@torch.no_grad()
+def test_attention_addresses_take_queries_and_keys(model):
+    prompt = model.prepare(picture(), QUESTION)
+    site = "blocks.1.attn.hook_pattern"
+    _, cache = model.run_with_cache(prompt, names_filter=site)
+    image = prompt.layout.select("image").positions
+    last = prompt.layout.length - 1
+    part = cache[f"{site}@last -> image"]
+    assert torch.equal(part.flatten(2).sort().values, cache[site][:, :, last, image].sort().values)
+
+    def halve(value, hook):
+        return value / 2
+
+    with model.hooks(fwd_hooks=[(f"{site}@last -> global", halve)]):
+        _, halved = model.run_with_cache(prompt, names_filter=site)
+    assert torch.equal(halved[f"{site}@last -> global"], cache[f"{site}@last -> global"] / 2)
+    assert torch.equal(halved[f"{site}@~last"], cache[f"{site}@~last"])
+
+
+def test_hooks_are_removed_after_an_exception_and_the_model_is_hfs_again(model):
+    prompt = model.prepare(picture(), QUESTION)
+    plain = model(prompt)
+
+    def fail(value, hook):
+        raise RuntimeError("mine")
+
+    for name in ("blocks.1.attn.hook_pattern", "blocks.0.hook_resid_post", "hook_merged_embed@image"):
+        with pytest.raises(RuntimeError, match="mine"):
+            model.run_with_hooks(prompt, fwd_hooks=[(name, fail)])
+    assert not any(point.has_hooks() for point in model.hook_dict.values())
+    assert model.hf.model.language_model.config._attn_implementation == "sdpa"
+    assert torch.equal(model(prompt), plain)
+
+
+def test_only_the_layer_that_is_read_leaves_the_fused_path(model, monkeypatch):
+    prompt = model.prepare(picture(), QUESTION)
+    calls = []
+    import sightlens.model.attention as attention
+
+    fused = attention.sdpa_attention_forward
+    monkeypatch.setattr(attention, "sdpa_attention_forward", lambda *a, **k: calls.append(a[0]) or fused(*a, **k))
+    model.run_with_cache(prompt, names_filter="blocks.1.attn.hook_pattern")
+    layers = model.hf.model.language_model.layers
+    text = [call for call in calls if call in [layer.self_attn for layer in layers]]
+    assert text == [layers[0].self_attn, layers[2].self_attn]
+
+
+def test_gradients_pass_through_hooks(model):
+    prompt = model.prepare(picture(), QUESTION)
+    grads = {}
+    hooks = [(name, lambda g, hook: grads.__setitem__(hook.name, g[0] if isinstance(g, tuple) else g)) for name in ("hook_visual_embed", "blocks.1.attn.hook_z")]
+    with model.hooks(bwd_hooks=hooks):
+        model(prompt)[0, -1].max().backward()
+    assert set(grads) == {"hook_visual_embed", "blocks.1.attn.hook_z"}
+    assert all(grad.abs().max() > 0 for grad in grads.values())
+
+
+def test_wrong_names_and_returns_are_refused(model):
+    prompt = model.prepare(picture(), QUESTION)
+    with pytest.raises(HookError, match=r"blocks\.1\.hook_resid_post"):
+        model.run_with_cache(prompt, names_filter="blocks.1.hook_residpost")
+    with pytest.raises(HookError, match="shape"):
+        model.run_with_hooks(prompt, fwd_hooks=[("blocks.1.hook_resid_post", lambda v, hook: v[:, :1])])
+    with pytest.raises(HookError, match="selector"):
+        model.run_with_cache(prompt, names_filter="vision_encoder.hook_in@image")
+    with pytest.raises(HookError, match="blocks.9"):
+        model.run_with_cache(prompt, names_filter="blocks.9.hook_resid_post")

@@ -1,0 +1,237 @@
+"""Stores: what goes in comes out, and what does not belong is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
+from tests.store.store_cases import MANIFEST, PROVENANCE, record
+
+from sightlens.errors import StoreError
+from sightlens.store import (
+    FolderStore,
+    Manifest,
+    MemoryStore,
+    Provenance,
+    Record,
+    cell_key,
+    open_store,
+    parts,
+    read_store,
+)
+
+
+@pytest.fixture(params=["folder", "memory"])
+def store(request, tmp_path):
+    with open_store(tmp_path / "runs" / "one" if request.param == "folder" else None, MANIFEST) as opened:
+        yield opened
+
+
+def test_records_come_back(store):
+    store.append([record(0), record(1)])
+    store.append([record(0, "random")])
+    store.append([])
+    assert store.done() == {record(0).cell, record(1).cell, record(0, "random").cell}
+    assert record(1).cell in store
+    assert record(2).cell not in store
+    expected = [record(0), record(1), record(0, "random")]
+    assert [repr(found) for found in store.read().records] == [repr(made) for made in expected]
+
+
+def test_a_cell_is_kept_once(store):
+    store.append([record(0)])
+    for batch in ([record(0)], [record(1), record(1)], [record(2), record(0)]):
+        with pytest.raises(StoreError, match="layer"):
+            store.append(batch)
+    assert store.done() == {record(0).cell}  # a refused batch leaves nothing behind
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [record(0, study="other"), record(0, provenance=dataclasses.replace(PROVENANCE, content_hash="ffff"))],
+)
+def test_records_of_another_study_or_model_are_refused(store, stranger):
+    with pytest.raises(StoreError, match=r"other|ffff"):
+        store.append([stranger])
+
+
+def test_versions_may_change_between_sittings(store):
+    newer = dataclasses.replace(PROVENANCE, versions=(("torch", "2.14"),), device="cuda")
+    store.append([record(0), record(1, provenance=newer)])
+    assert store.read().provenance == (PROVENANCE, newer)
+
+
+def test_a_reopened_folder_goes_on(tmp_path):
+    with FolderStore(tmp_path, MANIFEST) as store:
+        store.append([record(0)])
+    with FolderStore(tmp_path, MANIFEST) as store:
+        assert store.done() == {record(0).cell}
+        store.append([record(1)])
+    assert [found.coordinates["layer"] for found in read_store(tmp_path).records] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("other", "names"),
+    [
+        (dataclasses.replace(MANIFEST, study="probe"), ["'probe'", "'knockout'"]),
+        (
+            dataclasses.replace(MANIFEST, definition={**MANIFEST.definition, "layer": [9]}),
+            ["layer=[9]", "layer=[0, 1, 2]"],
+        ),
+        (
+            dataclasses.replace(MANIFEST, identity={**MANIFEST.identity, "model_id": "big"}),
+            ['"big"', '"sightlens/tiny-llava"'],
+        ),
+        (dataclasses.replace(MANIFEST, identity={**MANIFEST.identity, "layout_hash": "99"}), ['"99"', '"0f0f"']),
+    ],
+)
+def test_a_folder_of_another_study_model_or_layout_is_refused_naming_both(tmp_path, other, names):
+    FolderStore(tmp_path, MANIFEST).close()
+    with pytest.raises(StoreError) as caught:
+        FolderStore(tmp_path, other)
+    assert all(name in str(caught.value) for name in [*names, str(tmp_path)])
+    FolderStore(tmp_path, MANIFEST).close()  # the refusal left no lock behind
+
+
+def test_two_writers_in_one_process_are_refused(tmp_path):
+    with FolderStore(tmp_path, MANIFEST), pytest.raises(StoreError, match="only writer"):
+        FolderStore(tmp_path, MANIFEST)
+    FolderStore(tmp_path, MANIFEST).close()
+
+
+@given(place=st.floats(0, 1), how=st.sampled_from(["cut", "flip", "empty", "text"]))
+@settings(max_examples=60, deadline=None)
+def test_a_damaged_part_is_named(tmp_path_factory, place, how):
+    folder = tmp_path_factory.mktemp("store")
+    with FolderStore(folder, MANIFEST) as store:
+        store.append([record(0)])
+    path = parts.part_paths(folder)[0]
+    data = path.read_bytes()
+    index = min(int(place * len(data)), len(data) - 1)
+    damaged = {"cut": data[:index], "flip": data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :], "empty": b""}
+    path.write_bytes(damaged.get(how, b"hello"))
+    try:
+        found = read_store(folder).records
+    except StoreError as error:
+        message = str(error)
+    else:
+        message = f"Delete {path.name}"
+        assert how == "flip"
+        assert [repr(one) for one in found] == [repr(record(0))]
+    assert f"Delete {path.name}" in message
+
+
+def test_deleting_a_damaged_part_repeats_its_cells_only(tmp_path):
+    with FolderStore(tmp_path, MANIFEST) as store:
+        store.append([record(0)])
+        store.append([record(1)])
+    path = parts.part_paths(tmp_path)[0]
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(StoreError, match=path.name):
+        FolderStore(tmp_path, MANIFEST)
+    path.unlink()
+    with FolderStore(tmp_path, MANIFEST) as store:
+        assert store.done() == {record(1).cell}
+        store.append([record(0)])
+        assert len(store.read().records) == 2
+
+
+def test_a_cell_in_two_parts_is_refused(tmp_path):
+    with FolderStore(tmp_path, MANIFEST) as store:
+        store.append([record(0)])
+    parts.write_part(tmp_path, [record(0)], number=1)
+    with pytest.raises(StoreError, match="each cell once"):
+        read_store(tmp_path)
+
+
+def test_manifests_are_checked(tmp_path):
+    with pytest.raises(StoreError, match=r"manifest\.json"):
+        read_store(tmp_path)
+    FolderStore(tmp_path, MANIFEST).close()
+    path = tmp_path / "manifest.json"
+    assert Manifest.read(path) == MANIFEST
+    for text, words in (
+        ("{", "readable"),
+        ("[]", "readable"),
+        (json.dumps({**json.loads(path.read_text()), "format": 9}), "format 9"),
+    ):
+        path.write_text(text)
+        with pytest.raises(StoreError, match=words):
+            FolderStore(tmp_path, MANIFEST)
+    path.unlink()
+    parts.write_part(tmp_path, [record(0)], number=0)
+    with pytest.raises(StoreError, match=r"manifest\.json beside"):
+        FolderStore(tmp_path, MANIFEST)
+    with pytest.raises((StoreError, TypeCheckError), match=r"(?i)json"):
+        Manifest.of("a", {"x": object()}, provenance=PROVENANCE)
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(StoreError, match="taken"):
+        FolderStore(tmp_path / "taken", MANIFEST)
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+text = st.text(max_size=8)
+places = st.one_of(text, st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False))
+
+
+@given(
+    coordinates=st.dictionaries(st.text(min_size=1, max_size=5).filter(lambda name: name not in ("n", "low")), places, max_size=3),
+    values=st.lists(numbers, min_size=2, max_size=2),
+    extras=st.dictionaries(text, st.one_of(st.none(), text, st.lists(st.integers(), max_size=3)), max_size=2),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_record_comes_back_exactly(tmp_path_factory, coordinates, values, extras):
+    folder = tmp_path_factory.mktemp("part")
+    made = Record(
+        study="s",
+        coordinates=coordinates,
+        examples=("é\x00<", "b"),
+        values={"m": tuple(values)},
+        provenance=PROVENANCE,
+        extras=extras,
+    )
+    found = parts.read_part(parts.write_part(folder, [made], number=0))[0]
+    assert repr(found) == repr(made)
+    assert found.cell == made.cell
+
+
+def test_provenance_round_trip():
+    assert Provenance.from_json(PROVENANCE.to_json()) == PROVENANCE
+    assert dataclasses.replace(PROVENANCE, seed=1).digest != PROVENANCE.digest
+    with pytest.raises(StoreError, match="seed"):
+        Provenance.from_json(json.dumps({key: value for key, value in json.loads(PROVENANCE.to_json()).items() if key != "seed"}))
+
+
+def test_equal_coordinates_have_one_key():
+    assert cell_key({"b": 1, "a": "x"}) == cell_key({"a": "x", "b": 1.0})
+    assert cell_key({"b": 1}) != cell_key({"b": "1"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"coordinates": {"layer": math.nan}},
+        {"coordinates": {"layer": None}},
+        {"coordinates": {"layer": True}},
+        {"coordinates": {"value": 1}},
+        {"values": {"iou": (1.0,)}},
+        {"values": {}},
+        {"examples": ("a", "a", "b")},
+        {"extras": {"tensor": object()}},
+    ],
+)
+def test_records_that_cannot_be_kept_are_refused(changes):
+    with pytest.raises((StoreError, TypeCheckError)):
+        record(0, **changes)
+
+
+def test_memory_is_the_default():
+    assert isinstance(open_store(None, MANIFEST), MemoryStore)
