@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.layout.layout_examples import square_layout, text_layout, tiled_layout, two_images_layout
+from tests.layout.layout_examples import quick, square_layout, text_layout, tiled_layout, two_images_layout
 
 from sightlens.errors import MaskError, SelectorError
 from sightlens.layout import Layout, View, build_layout
@@ -34,6 +34,7 @@ def brute_force(layout: Layout, mask: np.ndarray, min_overlap: int) -> list[int]
     return found
 
 
+@quick
 @given(st.data(), st.integers(1, 9), st.integers(1, 9), st.integers(1, 4))
 def test_object_tokens_match_a_pixel_by_pixel_check(data: st.DataObject, height: int, width: int, min_overlap: int):
     grid = data.draw(st.tuples(st.integers(1, 7), st.integers(1, 7)))
@@ -45,7 +46,8 @@ def test_object_tokens_match_a_pixel_by_pixel_check(data: st.DataObject, height:
     assert layout.object(mask, min_overlap=min_overlap).positions.tolist() == brute_force(layout, mask, min_overlap)
 
 
-@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 8), st.integers(1, 8))
+@quick
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3))
 def test_one_pixel_is_found_in_every_view(height: int, width: int, rows: int, columns: int):
     layout = tiled_layout((rows, columns), 2, size=(height, width))
     for y, x in {(0, 0), (height - 1, width - 1), (height // 2, width // 3)}:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.layout.layout_examples import (
     LAYOUTS,
     newline_layout,
+    quick,
     square_layout,
     text_layout,
     tiled_layout,
@@ -22,7 +23,7 @@ from tests.layout.layout_examples import (
 from sightlens.errors import LayoutError
 from sightlens.layout import Layout, Padding, Separator, Special, Structure, Text, View, Visual, build_layout
 
-every_layout = pytest.mark.parametrize("layout", [make() for make in LAYOUTS.values()], ids=LAYOUTS)
+every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
 @every_layout
@@ -117,6 +118,7 @@ def test_padded_square_cells_reach_outside_the_image():
     assert view.cell_size == (80, 80)
 
 
+@quick
 @given(
     st.tuples(st.integers(1, 9), st.integers(1, 9)),
     st.tuples(st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 99), st.integers(1, 99)),
@@ -133,12 +135,13 @@ def test_cells_tile_their_view(grid: tuple[int, int], place: tuple[int, int, int
     assert np.allclose(area, width * height / view.count)
 
 
-def test_cell_edges_snap_to_whole_pixels():
-    thirds = View("tile", 0, (1, 16), (640 / 3, 0, 2 * 640 / 3, 1), tile=(0, 1))
-    whole = View("global", 0, (1, 48), (0, 0, 640, 1))
-    assert np.array_equal(np.floor(thirds.edges()[1]), np.floor(whole.edges()[1][16:33]))
+@pytest.mark.parametrize(("width", "tiles", "tile", "edge", "pixel"), [(400, 3, 0, 15, 125), (328, 5, 1, 14, 123), (656, 5, 1, 14, 246)])
+def test_cell_edges_snap_to_whole_pixels(width: int, tiles: int, tile: int, edge: int, pixel: int):
+    view = View("tile", 0, (1, 16), (tile * width / tiles, 0, (tile + 1) * width / tiles, 1), tile=(0, tile))
+    assert view.edges()[1][edge] == pixel
 
 
+@quick
 @given(st.integers(0, 5), st.integers(0, 5))
 def test_padding_shifts_everything(left: int, right: int):
     layout = tiled_layout((1, 2), 2)
@@ -245,8 +248,9 @@ def test_unequal_tiles_stitch_when_they_fit_and_are_refused_when_not():
     views = [View("tile", 0, grid, (c * 3, r * 2, c * 3 + grid[1], r * 2 + grid[0]), tile=(r, c)) for (r, c), grid in grids.items()]
     layout = build_layout(["i"] * 12, visual=range(12), views=views, image_sizes=[(3, 4)])
     assert layout.structure.sheets[0].positions.shape == (3, 4)
+    clash = [*views[:3], View("tile", 0, (2, 1), (3, 2, 4, 3), tile=(1, 1))]
     with pytest.raises(LayoutError, match="fit side by side"):
-        build_layout(["i"] * 12, visual=range(12), views=[views[1], *views[:1], *views[2:]][::-1][:3], image_sizes=[(3, 4)])
+        build_layout(["i"] * 13, visual=range(13), views=clash, image_sizes=[(3, 4)])
 
 
 def test_several_tiled_images_have_their_own_sheets():

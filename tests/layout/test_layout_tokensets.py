@@ -7,25 +7,32 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.layout.layout_examples import (
+    any_set,
+    any_visual_set,
     image_layouts,
     layouts,
     newline_layout,
+    quick,
     square_layout,
     text_layout,
     tiled_layout,
-    token_sets,
     two_images_layout,
 )
 
 from sightlens.errors import LayoutError, SelectorError
 from sightlens.layout import Layout, TokenSet
 
+WORDS_OF_THE_PROMPT = [
+    *["image", "global", "border", "padding_area", "separator", "special", "system", "question", "template", "pre_image"],
+    *["last", "position[0]"],
+]
 seeds = st.integers(0, 10_000)
 
 
+@quick
 @given(st.data(), layouts)
 def test_sets_obey_the_laws_of_sets(data: st.DataObject, layout: Layout):
-    a, b, c = (data.draw(token_sets(layout)) for _ in range(3))
+    a, b, c = (any_set(data, layout) for _ in range(3))
     everything, nothing = layout.select("all"), layout.at([])
     assert a | b == b | a
     assert a & b == b & a
@@ -44,9 +51,10 @@ def test_sets_obey_the_laws_of_sets(data: st.DataObject, layout: Layout):
     assert hash(a | b) == hash(b | a)
 
 
+@quick
 @given(st.data(), layouts, st.integers(0, 5))
 def test_generated_positions_follow_the_algebra(data: st.DataObject, layout: Layout, more: int):
-    a, b = (data.draw(token_sets(layout)) for _ in range(2))
+    a, b = (any_set(data, layout) for _ in range(2))
     length = layout.length + more
     assert np.array_equal((a | b).extended(length), a.extended(length) | b.extended(length))
     assert np.array_equal((a & b).extended(length), a.extended(length) & b.extended(length))
@@ -59,13 +67,12 @@ def test_generated_positions_follow_the_algebra(data: st.DataObject, layout: Lay
     ["all", "text", "answer", "post_image", "~image", "post_image | image", "~(image & border)"],
 )
 def test_words_that_hold_generated_positions(selector: str):
-    assert square_layout().select(selector).extended(76)[-2:].tolist() == [True, True]
+    assert square_layout().select(selector).extended(80)[-2:].tolist() == [True, True]
 
 
 @pytest.mark.parametrize(
     "selector",
-    ["image", "last", "question", "system", "template", "pre_image", "special", "separator", "border", "position[0]"]
-    + ["post_image & ~answer", "text & image", "random(3, 0)", "padding_area", "global", "~all"],
+    [*WORDS_OF_THE_PROMPT, "post_image & ~answer", "text & image", "random(3, 0)", "~all"],
 )
 def test_words_that_hold_no_generated_positions(selector: str):
     assert square_layout().select(selector).extended(80)[-2:].tolist() == [False, False]
@@ -96,9 +103,10 @@ def test_a_set_copies_its_mask_and_never_changes():
         layout.positions(0)[0, 0] = 1
 
 
+@quick
 @given(st.data(), image_layouts, st.integers(0, 3), st.sampled_from([4, 8]))
 def test_growing_is_monotone_and_closing_loses_nothing(data: st.DataObject, layout: Layout, p: int, connectivity: int):
-    a, b = (data.draw(token_sets(layout, visual=True)) for _ in range(2))
+    a, b = (any_visual_set(data, layout) for _ in range(2))
     grown, shrunk = a.dilate(p, connectivity=connectivity), a.erode(p, connectivity=connectivity)
     assert shrunk <= a <= grown
     assert grown <= a.dilate(p + 1, connectivity=connectivity)
@@ -111,9 +119,10 @@ def test_growing_is_monotone_and_closing_loses_nothing(data: st.DataObject, layo
     assert a.erode(p, border="background") <= a.erode(p, border="object")
 
 
+@quick
 @given(st.data(), image_layouts, st.integers(1, 3))
 def test_a_ring_is_what_growing_adds(data: st.DataObject, layout: Layout, p: int):
-    a = data.draw(token_sets(layout, visual=True))
+    a = any_visual_set(data, layout)
     ring = a.ring(p)
     assert (ring & a).count == 0
     assert ring | a == a.dilate(p)
@@ -221,9 +230,10 @@ def test_require_names_the_selector_and_the_layout():
     assert layout.select("answer").require("queries").generated
 
 
+@quick
 @given(st.data(), image_layouts, seeds)
 def test_random_sets_keep_count_and_pool(data: st.DataObject, layout: Layout, seed: int):
-    a = data.draw(token_sets(layout, visual=True))
+    a = any_visual_set(data, layout)
     drawn = a.random_like(seed)
     assert drawn.count == a.count
     assert drawn <= layout.select("image")
@@ -240,10 +250,11 @@ def test_random_sets_keep_count_and_pool(data: st.DataObject, layout: Layout, se
 def test_random_sets_are_uniform():
     layout = square_layout(4)
     three = layout.at(layout.positions(0)[0, :3])
-    hits = sum(three.random_like(seed).mask.astype(int) for seed in range(2000))[layout.structure.visual]
-    assert np.abs(hits / 2000 - 3 / 16).max() < 0.05
+    hits = sum(three.random_like(seed).mask.astype(int) for seed in range(600))[layout.structure.visual]
+    assert np.abs(hits / 600 - 3 / 16).max() < 0.07
 
 
+@quick
 @given(st.data(), image_layouts, seeds)
 def test_translated_sets_keep_shape_and_leave_the_original(data: st.DataObject, layout: Layout, seed: int):
     sheet = data.draw(st.sampled_from(layout.structure.sheets))
@@ -271,7 +282,7 @@ def moved_or_none(chosen: TokenSet, seed: int) -> TokenSet | None:
 def test_every_place_of_a_translation_is_reached_and_none_is_padding():
     layout = square_layout(8)
     corner = layout.at(layout.positions(0)[1:3, :2].ravel())
-    places = {tuple(corner.translate(seed).positions.tolist()) for seed in range(400)}
+    places = {tuple(corner.translate(seed).positions.tolist()) for seed in range(250)}
     rows, columns = 5, 7
     overlapping = 2 * 2
     assert len(places) == rows * columns - overlapping
@@ -281,7 +292,7 @@ def test_translation_is_the_same_in_every_view():
     layout = tiled_layout((2, 3), 4)
     mask = np.zeros((480, 640), dtype=bool)
     mask[10:100, 10:100] = True
-    for seed in range(20):
+    for seed in range(8):
         chosen = layout.object(mask)
         moved = chosen.translate(seed)
         assert {i: part.count for i, part in enumerate(split(chosen))} == {i: part.count for i, part in enumerate(split(moved))}

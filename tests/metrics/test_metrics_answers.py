@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
@@ -57,6 +57,7 @@ def test_counts_are_whole_words(answer, count):
     assert metrics.parse_count(answer) == count
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.text(alphabet="abz ,.", max_size=10))
 def test_any_number_is_read_back(number, before):
     assert metrics.parse_count(f"{before} {number} circles") == number

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
@@ -97,6 +97,7 @@ def test_mediation_by_hand_and_left_out_pairs():
         metrics.mediation_fraction(base, patched[:2], source)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_influence_is_bounded_and_signed(seed):
     draw = np.random.default_rng(seed).dirichlet(np.ones(4) * 0.3, size=(2, 5))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -82,7 +82,7 @@ class Processing:
         self.family.check_options(options)
         groups = _pair_up(images, texts)
         examples = [self._example(group, text, wording, options=options) for group, text in groups]
-        return self._batch(examples)
+        return replace(self._batch(examples), options=options)
 
     def _example(self, group: Sequence[ImageLike], text: str, wording: Wording, *, options: ImageOptions) -> _Example:
         pictures = tuple(open_image(image) for image in group)

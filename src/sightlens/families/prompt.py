@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sightlens._types import PixelMask
 from sightlens.errors import LayoutError, PromptError
+from sightlens.families.family import ImageOptions
 from sightlens.layout import Layout
 
 
@@ -26,12 +27,14 @@ class Prompt:
         layouts: one per example.
         images: the RGB originals of each example.
         texts: what was tokenized, before image placeholders were expanded.
+        options: the choices about views that it was made with.
     """
 
     tensors: Mapping[str, Tensor]
     layouts: tuple[Layout, ...]
     images: tuple[tuple[Image.Image, ...], ...]
     texts: tuple[str, ...]
+    options: ImageOptions = ImageOptions()
 
     def __post_init__(self) -> None:
         """Check that tensors and layouts agree in length."""
@@ -78,11 +81,12 @@ class Prompt:
         """Return a copy with the tensors on another device."""
         return replace(self, tensors={name: tensor.to(device) for name, tensor in self.tensors.items()})
 
-    def with_objects(self, masks: PixelMask | Sequence[PixelMask]) -> Prompt:
+    def with_objects(self, masks: PixelMask | Sequence[PixelMask | None]) -> Prompt:
         """Bind object masks, so that the selectors ``object`` and ``background`` work.
 
         Args:
-            masks: one boolean mask ``[height, width]`` per example, of its first image's size; or one for a single example.
+            masks: one boolean mask ``[height, width]`` per example, of its first image's size, or None for an example
+                without one; a bare mask for a single example.
 
         Raises:
             MaskError: when a mask does not fit its image.
@@ -91,22 +95,30 @@ class Prompt:
         given = [masks] if isinstance(masks, np.ndarray) else list(masks)
         if len(given) != len(self):
             raise PromptError(f"{len(self)} masks, one per example", f"{len(given)}", "For several objects use layout.with_object.")
-        return replace(self, layouts=tuple(layout.with_object(mask) for layout, mask in zip(self.layouts, given, strict=True)))
+        pairs = zip(self.layouts, given, strict=True)
+        return replace(self, layouts=tuple(layout if mask is None else layout.with_object(mask) for layout, mask in pairs))
 
-    def with_answer(self, ids: Sequence[int], tokens: Sequence[str]) -> Prompt:
-        """Append the same answer to every example, to be read by teacher forcing; the selector ``answer`` names it.
+    def with_answers(self, ids: Sequence[Sequence[int]], tokens: Sequence[Sequence[str]]) -> Prompt:
+        """Append an answer to every example, to be read by teacher forcing; the selector ``answer`` names it.
 
         Args:
-            ids: token ids of the answer.
+            ids: token ids of each example's answer, all equally long.
             tokens: their strings.
+
+        Raises:
+            PromptError: when the answers differ in length, are empty, or are not one per example.
         """
-        count, batch = len(ids), len(self)
+        lengths = {len(answer) for answer in ids}
+        if len(ids) != len(self) or len(lengths) != 1 or 0 in lengths:
+            raise PromptError(f"{len(self)} answers of one length", f"{[len(answer) for answer in ids]}", "Batch answers of one length together.")
+        count = lengths.pop()
         added = {
-            "input_ids": torch.tensor([list(ids)] * batch),
-            "attention_mask": torch.ones(batch, count, dtype=torch.long),
+            "input_ids": torch.tensor([list(answer) for answer in ids]),
+            "attention_mask": torch.ones(len(self), count, dtype=torch.long),
             "position_ids": self.tensors["position_ids"][:, -1:].cpu() + torch.arange(1, count + 1),
         }
         tensors = {
             name: torch.cat([tensor, added[name].to(tensor)], dim=1) if name in added else tensor for name, tensor in self.tensors.items()
         }
-        return replace(self, tensors=tensors, layouts=tuple(layout.with_answer(list(tokens)) for layout in self.layouts))
+        layouts = tuple(layout.with_answer(list(words)) for layout, words in zip(self.layouts, tokens, strict=True))
+        return replace(self, tensors=tensors, layouts=layouts)

@@ -42,6 +42,12 @@ def build_layout(
     Raises:
         LayoutError: the views have more or fewer cells than there are visual positions, two segments claim one
             position, or the result is no valid `Structure`.
+
+    >>> view = View("global", 0, (2, 2), (0, 0, 64, 48))
+    >>> layout = build_layout(["<s>", *["<image>"] * 4, "where"], visual=range(1, 5), views=[view], image_sizes=[(48, 64)],
+    ...                       known=[Special(0, 1, "bos"), Text(5, 6, "question")])
+    >>> layout, layout.select("row[1] | question").positions.tolist()
+    (<s> image(2×2) text[1], [3, 4, 5])
     """
     _check_count(visual, views)
     texts = [segment for segment in known if isinstance(segment, Text)]

@@ -17,7 +17,7 @@ def dilate_grid(shape: BoolGrid, steps: int, connectivity: Connectivity = 8) -> 
     """Return the shape grown ``steps`` times by its 4 or 8 neighbours; what lies outside the grid adds nothing."""
     _check("connectivity", connectivity, get_args(Connectivity))
     for _ in range(steps):
-        shape = _spread(np.pad(shape, 1, constant_values=False), connectivity)
+        shape = _spread(shape, connectivity, outside=False)
     return shape
 
 
@@ -30,11 +30,12 @@ def erode_grid(shape: BoolGrid, steps: int, connectivity: Connectivity = 8, bord
     _check("connectivity", connectivity, get_args(Connectivity))
     _check("border", border, get_args(Border))
     for _ in range(steps):
-        shape = ~_spread(np.pad(~shape, 1, constant_values=border == "background"), connectivity)
+        shape = ~_spread(~shape, connectivity, outside=border == "background")
     return shape
 
 
-def _spread(padded: BoolGrid, connectivity: Connectivity) -> BoolGrid:
+def _spread(shape: BoolGrid, connectivity: Connectivity, *, outside: bool) -> BoolGrid:
+    padded = np.pad(shape, 1, constant_values=outside)
     beside = padded[:, :-2] | padded[:, 1:-1] | padded[:, 2:]
     if connectivity == 8:
         return beside[:-2] | beside[1:-1] | beside[2:]

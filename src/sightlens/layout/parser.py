@@ -118,7 +118,9 @@ class _Reader:
         inner = self.atom()
         while self.take("."):
             start = self.place
-            how = self.token("name", f"one of the methods {', '.join(RESHAPINGS)}")
+            if self.peek.text not in RESHAPINGS:
+                raise self.error(f"one of the methods {', '.join(RESHAPINGS)}", "Check the spelling.")
+            how = self.token("name", "a method")
             self.need("(")
             p = int(self.token("int", "a whole number of cells"))
             self.need(")")

@@ -115,9 +115,7 @@ class Reshape(Selector):
     p: int
 
     def __post_init__(self) -> None:
-        """Refuse an unknown method, and an empty ring."""
-        if self.how not in RESHAPINGS:
-            raise SelectorError(f"one of the methods {', '.join(RESHAPINGS)}", repr(self.how), "Check the spelling.")
+        """Refuse an empty ring."""
         if self.how == "ring" and self.p < 1:
             raise SelectorError("a ring of at least one cell", str(self.p), "Use `.erode(1)` to shrink a set.")
 
@@ -172,7 +170,7 @@ class Register(Selector):
     Source: the register control of Schaumlöffel et al. 2026 (arXiv 2605.19792), there with 2.0.
     """
 
-    deviations: float
+    deviations: float | int
 
     def __post_init__(self) -> None:
         """Refuse what is no number."""

@@ -248,6 +248,7 @@ class BinTokens(BoxFormat):
         suffix: what stands after it.
         joiner: what stands between the tokens when a box is written; reading accepts any white space.
         anchor: "centre" when bin k means (k + 1/2) / bins, "edge" when it means k / (bins - 1).
+        digits: numbers are written with at least so many digits, zeros in front.
     """
 
     frame: Frame = "image"
@@ -256,6 +257,7 @@ class BinTokens(BoxFormat):
     suffix: str = ">"
     joiner: str = " "
     anchor: Literal["centre", "edge"] = "centre"
+    digits: int = 1
 
     def __post_init__(self) -> None:
         if self.bins < 2:
@@ -271,7 +273,7 @@ class BinTokens(BoxFormat):
 
     def _write(self, unit: Box, image_size: tuple[int, int]) -> str:
         places = zip(self.prefixes, unit, strict=True)
-        return self.joiner.join(f"{prefix}{self._bin(value)}{self.suffix}" for prefix, value in places)
+        return self.joiner.join(f"{prefix}{self._bin(value):0{self.digits}d}{self.suffix}" for prefix, value in places)
 
     def _content(self, text: str) -> list[tuple[int, int]]:
         prefix = "|".join(sorted(map(re.escape, set(self.prefixes)), key=len, reverse=True))

@@ -123,6 +123,11 @@ class HookedVLM:
         return self.hf.device
 
     @property
+    def attention(self) -> str:
+        """The attention path that unhooked layers take: ``sdpa``, ``eager``, …"""
+        return self.hf.config._attn_implementation
+
+    @property
     def tokenizer(self) -> Any:
         """HF's tokenizer."""
         return self.processing.tokenizer
@@ -296,12 +301,19 @@ class HookedVLM:
         for point in self.sites.points.values():
             point.remove_hooks("both", including_permanent=True)
 
-    def with_answer(self, prompt: Prompt, answer: str) -> Prompt:
-        """Append an answer to be read by teacher forcing: token t is predicted at the position before it."""
-        ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
-        if not ids:
-            raise PromptError("an answer of at least one token", repr(answer), "Give some words.")
-        return prompt.with_answer(ids, self.tokenizer.convert_ids_to_tokens(ids))
+    def with_answers(self, prompt: Prompt, answers: str | Sequence[str]) -> Prompt:
+        """Append answers to be read by teacher forcing: token t is predicted at the position before it.
+
+        Args:
+            prompt: from :meth:`prepare`.
+            answers: one per example, all of equally many tokens; a string serves every example.
+
+        Raises:
+            PromptError: when they are empty or of different lengths.
+        """
+        texts = [answers] * len(prompt) if isinstance(answers, str) else list(answers)
+        ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        return prompt.with_answers(ids, [self.tokenizer.convert_ids_to_tokens(answer) for answer in ids])
 
     @torch.no_grad()
     def fit_mean(self, prompts: Sequence[Prompt], *, source: str) -> Mean:

@@ -6,8 +6,8 @@ import numpy as np
 
 from sightlens.errors import StimulusError
 from sightlens.stimuli.questions import counting, existence, localization, unique_targets
-from sightlens.stimuli.shapes import Placed, Scene, compose, draw, find_corner
-from sightlens.stimuli.stimulus import Pair, Question
+from sightlens.stimuli.shapes import Placed, Scene, Style, compose, draw, find_corner
+from sightlens.stimuli.stimulus import Pair, Question, Stimulus
 
 
 def remove(scene: Scene, target: int) -> Pair:
@@ -31,7 +31,7 @@ def move(scene: Scene, target: int, *, offset: tuple[int, int]) -> Pair:
             repr(offset),
             "Choose a smaller or another one, or use `relocate`.",
         )
-    objects = scene.objects[:target] + (moved,) + scene.objects[target + 1 :]
+    objects = (*scene.objects[:target], moved, *scene.objects[target + 1 :])
     return _pair(scene, replace(scene, objects=objects), change="move", changed=(target,))
 
 
@@ -62,12 +62,12 @@ def recount(scene: Scene, target: int, *, number: int) -> Pair:
     kept = tuple(other for k, other in enumerate(scene.objects) if k not in gone)
     added = _copies(replace(scene, objects=kept), item, number - len(twins))
     if not gone and not added:
-        raise StimulusError("a number that changes the scene", f"{number}, which it has already", f"Ask for another number of {item.label!r}.")
+        raise StimulusError("a number that changes the scene", f"{number}, as it is", f"Ask for another number of {item.label!r}.")
     pair = _pair(scene, replace(scene, objects=kept + added), change="recount", changed=tuple(sorted(gone)))
     return replace(pair, questions=(counting(pair.clean, colour=item.colour, shape=item.shape),))
 
 
-def pairs(number: int, *, seed: int = 0, change: str = "remove", style=None) -> list[Pair]:
+def pairs(number: int, *, seed: int = 0, change: str = "remove", style: Style | None = None) -> list[Pair]:
     """Draw `number` pairs whose edited object is the only one with its label; scenes without such an object are skipped."""
     edit = {"remove": remove, "move": relocate}.get(change)
     if edit is None:
@@ -85,7 +85,7 @@ def pairs(number: int, *, seed: int = 0, change: str = "remove", style=None) -> 
         except StimulusError:
             continue
     if len(made) < number:
-        raise StimulusError(f"room for {number} pairs in this style", f"{len(made)}", "Allow a larger picture, fewer objects or more kinds.")
+        raise StimulusError(f"room for {number} pairs in this style", f"{len(made)}", "Allow a larger picture or more kinds.")
     return made
 
 
@@ -100,7 +100,7 @@ def _pair(clean: Scene, corrupted: Scene, *, change: str, changed: tuple[int, ..
     return Pair(before, after, change, region, changed, _about(before, changed))
 
 
-def _about(stimulus, changed: tuple[int, ...]) -> tuple[Question, ...]:
+def _about(stimulus: Stimulus, changed: tuple[int, ...]) -> tuple[Question, ...]:
     asked: list[Question] = []
     for target in changed:
         asked.append(existence(stimulus, stimulus.objects[target].label))

@@ -22,7 +22,7 @@ class Checkpoint:
 
     @property
     def family(self) -> str:
-        """ "llava" or "internvl"."""
+        """The model type: "llava" or "internvl"."""
         return self.model.config.model_type
 
     @property

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from sightlens.stimuli.questions import sample_questions
+from sightlens.stimuli.questions import PLURALS, sample_questions
 from sightlens.stimuli.shapes import COLOURS, SHAPES, Style, compose, draw
 from sightlens.stimuli.stimulus import Question, Stimulus
 from sightlens.zoo.pixels import Views, Window, normalize, padded, tiled
@@ -18,6 +17,22 @@ from sightlens.zoo.vocabulary import coordinate
 LABELS = {f"{colour} {shape}": k for k, (colour, shape) in enumerate((c, s) for c in COLOURS for s in SHAPES)}
 WEIGHTS = {"existence": 1.5, "localization": 0.6, "counting": 1.5}
 END_WEIGHT = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What each question is about, question by question through the batch.
+
+    `row` and `place` say where its noun stands; `colour` and `shape` index the known ones, one past the last for any;
+    `number` counts the objects meant; `box` is, where `number` is 1, that object's box as fractions of the answer frame.
+    """
+
+    row: Int[Tensor, "questions"]
+    place: Int[Tensor, "questions"]
+    colour: Int[Tensor, "questions"]
+    shape: Int[Tensor, "questions"]
+    number: Int[Tensor, "questions"]
+    box: Float[Tensor, "questions 4"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +56,7 @@ class Batch:
     box: Float[Tensor, "batch visual 4"]
     frame_box: Float[Tensor, "batch visual 4"]
     owned: Bool[Tensor, "batch visual"]
+    asked: Asked
 
 
 class Batcher:
@@ -76,12 +92,11 @@ class Batcher:
         rows = [self._row(questions, view) for (_, questions), view in zip(scenes, views, strict=True)]
         length = max(len(row[0]) for row in rows)
         pads = (self.tokenizer.pad_token_id, 0, -1, 0, 0.0)
-        columns = [
-            torch.tensor([row[k] + [pad] * (length - len(row[k])) for row in rows]) for k, pad in enumerate(pads)
-        ]
+        columns = [torch.tensor([row[k] + [pad] * (length - len(row[k])) for row in rows]) for k, pad in enumerate(pads)]
         helpers = [_helpers(stimulus, view, self.recipe.sizes.grid) for (stimulus, _), view in zip(scenes, views, strict=True)]
         stacked = [torch.from_numpy(np.stack([entry[k] for entry in helpers])) for k in range(5)]
-        return Batch(normalize(np.concatenate([view.pixels for view in views])), *columns, *stacked)
+        asked = _asked(scenes, views, columns[2])
+        return Batch(normalize(np.concatenate([view.pixels for view in views])), *columns, *stacked, asked)
 
     def prefix(self, views: int) -> list[int]:
         """Ids of everything before the question."""
@@ -141,6 +156,27 @@ def attention_mask(blocks: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch 1 se
     same = blocks[:, :, None] == blocks[:, None, :]
     shared = (blocks == 0)[:, None, :]
     return ((same | shared) & causal)[:, None]
+
+
+def _asked(
+    scenes: list[tuple[Stimulus, tuple[Question, ...]]], views: list[Views], blocks: Int[Tensor, "batch seq"]
+) -> Asked:
+    """Read the questions of a packed batch; the noun is the last word before the question mark."""
+    found: list[tuple] = []
+    for row, ((stimulus, questions), view) in enumerate(zip(scenes, views, strict=True)):
+        for block, question in enumerate(questions, start=1):
+            words = question.text.split()
+            place = int((blocks[row] == block).nonzero()[0, 0]) + len(words) - 2
+            colour = next((k for k, name in enumerate(COLOURS) if name in words), len(COLOURS))
+            shape = next((k for k, name in enumerate(SHAPES) if words[-2] in (name, PLURALS[name])), len(SHAPES))
+            meant = [
+                item
+                for item in stimulus.objects
+                if (colour == len(COLOURS) or item.colour in words) and (shape == len(SHAPES) or item.shape == SHAPES[shape])
+            ]
+            box = relative_box(meant[0].box, view.frame) if len(meant) == 1 else (0.0,) * 4
+            found.append((row, place, colour, shape, len(meant), box))
+    return Asked(*(torch.tensor([entry[k] for entry in found]) for k in range(6)))
 
 
 def _helpers(stimulus: Stimulus, views: Views, grid: int) -> tuple[np.ndarray, ...]:

@@ -53,8 +53,9 @@ def write_processor(recipe: Recipe, out: Path) -> None:
         pixels |= {"image_processor_type": "GotOcr2ImageProcessor", "crop_to_patches": True, "min_patches": 1}
         pixels |= {"max_patches": 4, "size": {"height": view, "width": view}}
         whole = {"processor_class": "InternVLProcessor", "image_seq_length": recipe.sizes.grid**2}
-        video = {**pixels, "video_processor_type": "InternVLVideoProcessor"}
-        video = {key: value for key, value in video.items() if key not in ("image_processor_type", "crop_to_patches", "min_patches", "max_patches")}
+        tiling = ("image_processor_type", "crop_to_patches", "min_patches", "max_patches")
+        video = {key: value for key, value in pixels.items() if key not in tiling}
+        video |= {"video_processor_type": "InternVLVideoProcessor"}
         (out / "video_preprocessor_config.json").write_text(json.dumps(video, indent=2) + "\n")
     (out / "preprocessor_config.json").write_text(json.dumps({**pixels, "processor_class": whole["processor_class"]}, indent=2) + "\n")
     (out / "processor_config.json").write_text(json.dumps(whole, indent=2) + "\n")

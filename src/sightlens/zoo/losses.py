@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
-from sightlens.zoo.batches import LABELS, Batch
+from sightlens.stimuli.shapes import COLOURS, SHAPES
+from sightlens.zoo.batches import LABELS, Asked, Batch
 from sightlens.zoo.vocabulary import COORDINATES
 
 MARKS = torch.linspace(0, 1, COORDINATES)
@@ -51,6 +52,27 @@ class HelperHead(nn.Module):
         return float(right[truth.owned].float().mean())
 
 
+class QuestionHead(nn.Module):
+    """Reads from the noun of a question what is asked, how many objects are meant, and where the only one is."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.colour = nn.Linear(width, len(COLOURS) + 1)
+        self.shape = nn.Linear(width, len(SHAPES) + 1)
+        self.number = nn.Linear(width, 10)
+        self.edges = nn.Linear(width, 4 * COORDINATES)
+
+    def forward(self, nouns: Float[Tensor, "questions width"], truth: Asked, *, blur: float) -> Float[Tensor, ""]:
+        """The summed loss of the four readings."""
+        nouns = self.norm(nouns)
+        words = F.cross_entropy(self.colour(nouns), truth.colour) + F.cross_entropy(self.shape(nouns), truth.shape)
+        single = truth.number == 1
+        edges = self.edges(nouns[single]).unflatten(-1, (4, COORDINATES)).log_softmax(-1)
+        placed = -(around(truth.box[single], blur) * edges).sum(-1).mean()
+        return 0.3 * words + F.cross_entropy(self.number(nouns), truth.number) + 0.3 * placed
+
+
 def around(values: Float[Tensor, "..."], blur: float) -> Float[Tensor, "... marks"]:
     """A bell over the coordinate marks, centred on each value; `blur` is its standard deviation in marks."""
     distance = (values[..., None] - MARKS) * (COORDINATES - 1) / blur
@@ -83,6 +105,4 @@ def describe(batch: Batch) -> Described:
 
 def describe_overview(batch: Batch, tokens: int) -> Described:
     """Truth about the last `tokens` visual tokens (the view of the whole picture), boxes measured in the answer frame."""
-    return Described(
-        batch.label[:, -tokens:], batch.centre[:, -tokens:], batch.frame_box[:, -tokens:], batch.owned[:, -tokens:]
-    )
+    return Described(batch.label[:, -tokens:], batch.centre[:, -tokens:], batch.frame_box[:, -tokens:], batch.owned[:, -tokens:])

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import InternVLForConditionalGeneration, LlavaForConditionalGeneration, PreTrainedModel
 
 from sightlens.zoo.batches import Batch, attention_mask
 from sightlens.zoo.recipe import Recipe, Sizes, internvl_config, llava_config, tokenizer_for
 
-OVERVIEW_LAYER = 2
+OVERVIEW_LAYER, NOUN_LAYER = 2, 3
 NEIGHBOURS = (
     ((-1, 0), (1, 0), (0, -1), (0, 1)),
     ((-1, -1), (-1, 1), (1, -1), (1, 1)),
@@ -24,6 +25,7 @@ class Reading:
 
     logits: Float[Tensor, "supervised vocabulary"]
     overview: Float[Tensor, "batch grid width"]
+    nouns: Float[Tensor, "questions width"]
 
 
 def make_network(recipe: Recipe, *, seed: int) -> PreTrainedModel:
@@ -110,16 +112,24 @@ def read(network: PreTrainedModel, batch: Batch, visual: Float[Tensor, "batch vi
     words = network.get_input_embeddings()(batch.ids)
     image = (batch.ids == network.config.image_token_id)[..., None]
     merged = words.masked_scatter(image, visual)
-    tapped: list[Tensor] = []
-    layer = network.model.language_model.layers[OVERVIEW_LAYER]
-    handle = layer.register_forward_hook(lambda module, args, output: tapped.append(output))
+    tapped: dict[int, Tensor] = {}
+    handles = [_tap(network, layer, tapped) for layer in (OVERVIEW_LAYER, NOUN_LAYER)]
     hidden = network.model.language_model(
         inputs_embeds=merged,
         attention_mask=attention_mask(batch.blocks),
         position_ids=batch.positions,
         use_cache=False,
     ).last_hidden_state
-    handle.remove()
+    for handle in handles:
+        handle.remove()
     side = network.config.image_seq_length
     last = int(image[0].nonzero()[-1, 0]) + 1
-    return Reading(network.lm_head(hidden[batch.weight > 0]), tapped[0][:, last - side : last])
+    nouns = tapped[NOUN_LAYER][batch.asked.row, batch.asked.place]
+    return Reading(network.lm_head(hidden[batch.weight > 0]), tapped[OVERVIEW_LAYER][:, last - side : last], nouns)
+
+
+def _tap(network: PreTrainedModel, layer: int, tapped: dict[int, Tensor]) -> RemovableHandle:
+    def keep(module: nn.Module, given: tuple, output: Tensor) -> None:
+        tapped[layer] = output
+
+    return network.model.language_model.layers[layer].register_forward_hook(keep)

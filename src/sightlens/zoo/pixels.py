@@ -55,7 +55,7 @@ def tiled(image: Image.Image, side: int, *, most: int) -> Views:
 
 def normalize(pixels: UInt8[np.ndarray, "views height width 3"]) -> Float[Tensor, "views 3 height width"]:
     """Bytes to the zero-mean values the vision towers read."""
-    values = torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).float() / 255
+    values = torch.tensor(pixels).permute(0, 3, 1, 2).float() / 255
     mean, std = torch.tensor(OPENAI_CLIP_MEAN), torch.tensor(OPENAI_CLIP_STD)
     return (values - mean[:, None, None]) / std[:, None, None]
 

@@ -1,7 +1,6 @@
 """Watching and resuming a training run."""
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,22 +10,20 @@ from sightlens.zoo.export import export
 from sightlens.zoo.losses import describe
 from sightlens.zoo.network import read, see
 from sightlens.zoo.recipe import HELD_OUT_SEED
-
-if TYPE_CHECKING:
-    from sightlens.zoo.train import Trainer
+from sightlens.zoo.trainer import Trainer
 
 STATE = "training-state.pt"
 PEEK_SCENES = 48
 
 
-def line(trainer: "Trainer", loss: float) -> str:
+def line(trainer: Trainer, loss: float) -> str:
     """One line of the log: step, seconds, loss, and teacher-forced accuracy on a few held-out scenes."""
     scores = " ".join(f"{name} {value:.3f}" for name, value in sorted(peek(trainer).items()))
     return f"step {trainer.step} done {trainer.done:.3f} seconds {trainer.seconds:.0f} loss {loss:.3f} | {scores}"
 
 
 @torch.no_grad()
-def peek(trainer: "Trainer") -> dict[str, float]:
+def peek(trainer: Trainer) -> dict[str, float]:
     """Teacher-forced scores on held-out scenes of every layout: fraction right by kind, and mean IoU of boxes."""
     batcher = Batcher(trainer.plan.recipe, seed=HELD_OUT_SEED + 1)
     right: dict[str, list[float]] = defaultdict(list)
@@ -57,15 +54,14 @@ def overlap(one: np.ndarray, other: np.ndarray) -> float:
     return shared / (areas - shared) if areas > shared else 0.0
 
 
-def save(trainer: "Trainer") -> None:
+def save(trainer: Trainer) -> None:
     """Write the state of the run, replacing the last one in one move, and the checkpoint as it is now."""
     trainer.plan.out.mkdir(parents=True, exist_ok=True)
     state = {
         "network": trainer.network.state_dict(),
         "helpers": trainer.helpers.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
-        "step": trainer.step,
-        "seconds": trainer.seconds,
+        "spent": [trainer.step, trainer.scenes, trainer.seconds],
     }
     fresh = trainer.plan.out / f"{STATE}.new"
     torch.save(state, fresh)
@@ -73,11 +69,11 @@ def save(trainer: "Trainer") -> None:
     export(trainer.network, trainer.plan.recipe, trainer.plan.out)
 
 
-def restore(trainer: "Trainer") -> None:
+def restore(trainer: Trainer) -> None:
     """Continue from the state file in the output folder."""
     state = torch.load(trainer.plan.out / STATE, weights_only=True)
     trainer.network.load_state_dict(state["network"])
     trainer.helpers.load_state_dict(state["helpers"])
     for optimizer, saved in zip(trainer.optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
-    trainer.step, trainer.seconds = state["step"], state["seconds"]
+    trainer.step, trainer.scenes, trainer.seconds = state["spent"]

@@ -39,7 +39,7 @@ class Layout:
 class Schedule:
     """How training proceeds. Everything but the batch depends on the fraction of the time that has passed."""
 
-    batch: int = 16
+    batch: int = 10
     muon: float = 0.015
     adam: float = 2.5e-3
     warmup: float = 0.01
@@ -62,9 +62,7 @@ class Recipe:
 
 LLAVA = Recipe(
     name="llava",
-    sizes=Sizes(
-        view=64, patch=8, grid=8, tower_width=96, tower_layers=4, tower_heads=4, width=96, layers=6, heads=4
-    ),
+    sizes=Sizes(view=64, patch=8, grid=8, tower_width=96, tower_layers=4, tower_heads=4, width=96, layers=6, heads=4),
     layouts=(
         Layout(
             views=1,
@@ -81,10 +79,8 @@ LLAVA = Recipe(
 )
 INTERNVL = Recipe(
     name="internvl",
-    schedule=Schedule(batch=12),
-    sizes=Sizes(
-        view=32, patch=4, grid=4, tower_width=64, tower_layers=4, tower_heads=4, width=96, layers=6, heads=4
-    ),
+    schedule=Schedule(batch=8),
+    sizes=Sizes(view=32, patch=4, grid=4, tower_width=64, tower_layers=4, tower_heads=4, width=96, layers=6, heads=4),
     layouts=(
         Layout(views=5, share=0.6, styles=(*[Style()] * 4, Style(72, 64), Style(96, 96, scale=1.5))),
         Layout(views=3, share=0.18, styles=(Style(64, 32), Style(32, 64))),

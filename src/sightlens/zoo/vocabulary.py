@@ -12,9 +12,10 @@ WORDS = (
     *SHAPES,
     *(PLURALS[shape] for shape in SHAPES),
     *SIDES,
-    *"is there a an where the how many object objects yes no".split(),
-    *"are in of and left right top bottom what colour shape count number image picture".split(),
-    *"? . , :".split(),
+    *["is", "there", "a", "an", "where", "the", "how", "many", "object", "objects", "yes", "no"],
+    *["are", "in", "of", "and", "left", "right", "top", "bottom", "what", "colour", "shape", "count", "number", "image", "picture"],
+    *["USER", "ASSISTANT", "user", "assistant", "system"],
+    *["?", ".", ",", ":"],
     *(str(digit) for digit in range(10)),
 )
 LLAVA_SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>", "<image>")

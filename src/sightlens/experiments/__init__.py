@@ -1,0 +1,24 @@
+"""Questions one can ask of a model; each returns a study."""
+
+from __future__ import annotations
+
+from sightlens.experiments.ablation import ablate_tokens, token_effects
+from sightlens.experiments.measures import AnswerLikelihood, GeneratedAnswer, Measure
+from sightlens.experiments.study import Cell, Study
+from sightlens.experiments.trial import Trial, make_trials, pair_trials
+from sightlens.experiments.windows import knockout_windows, layer_windows
+
+__all__ = [
+    "AnswerLikelihood",
+    "Cell",
+    "GeneratedAnswer",
+    "Measure",
+    "Study",
+    "Trial",
+    "ablate_tokens",
+    "knockout_windows",
+    "layer_windows",
+    "make_trials",
+    "pair_trials",
+    "token_effects",
+]

@@ -1,0 +1,108 @@
+"""What is measured of a model's answers, per trial."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from sightlens.experiments.trial import Trial
+from sightlens.families import Prompt
+from sightlens.interventions import Intervention
+from sightlens.metrics import LocMetric, answer_logprobs, existence_matches, iou, parse_count
+from sightlens.model import HookedVLM
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Numbers per metric and trial, and what else is worth keeping per trial."""
+
+    values: Mapping[str, list[float]]
+    extras: list[dict[str, Any]]
+
+
+class Measure(ABC):
+    """A way to turn a batch of trials into numbers."""
+
+    kind: ClassVar[str]
+    metrics: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def measure(self, model: HookedVLM, prompt: Prompt, trials: Sequence[Trial], interventions: Sequence[Intervention]) -> Measured:
+        """Measure a batch; ``prompt`` holds exactly these trials."""
+
+    def group(self, model: HookedVLM, trial: Trial) -> int:
+        """Return a number; only trials with equal ones share a batch."""
+        return 0
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings as JSON data."""
+        return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class GeneratedAnswer(Measure):
+    """Generate greedily and compare with the truth.
+
+    Metrics: ``iou`` and ``loc`` (mean over τ of IoU > τ; Schaumlöffel et al. 2026, arXiv 2605.19792, tasks) for
+    localization, ``correct`` for existence (first word) and counting (first number); NaN where a metric does not apply.
+    """
+
+    kind: ClassVar[str] = "generated"
+    metrics: ClassVar[tuple[str, ...]] = ("iou", "loc", "correct")
+
+    max_new_tokens: int = 16
+    loc: LocMetric = field(default_factory=LocMetric)
+
+    def measure(self, model: HookedVLM, prompt: Prompt, trials: Sequence[Trial], interventions: Sequence[Intervention]) -> Measured:
+        """Generate for the batch and score each answer."""
+        texts = model.generate(prompt, interventions=interventions, max_new_tokens=self.max_new_tokens)
+        scores = [self._score(model, trial, text) for trial, text in zip(trials, texts, strict=True)]
+        return Measured({name: [score.get(name, NAN) for score in scores] for name in self.metrics}, [{"text": text} for text in texts])
+
+    def _score(self, model: HookedVLM, trial: Trial, text: str) -> dict[str, float]:
+        if trial.question.kind == "localization":
+            box = model.box_format.parse(text, trial.size)
+            return {"iou": 0.0 if box is None else iou(box, trial.true_box), "loc": float(self.loc.per_example([box], [trial.true_box])[0])}
+        if trial.question.kind == "existence":
+            return {"correct": float(existence_matches(text, present=trial.question.answer == "yes"))}
+        return {"correct": float(parse_count(text) == trial.question.number)}
+
+
+@dataclass(frozen=True)
+class AnswerLikelihood(Measure):
+    """Teacher-force the right answer and read its log-probability, no format tokens counted.
+
+    Metrics: ``logprob`` (sum over counted tokens, nats) and ``perplexity`` (of the counted tokens; Schaumlöffel et al. 2026,
+    arXiv 2605.19792, mediation).
+    """
+
+    kind: ClassVar[str] = "likelihood"
+    metrics: ClassVar[tuple[str, ...]] = ("logprob", "perplexity")
+
+    def group(self, model: HookedVLM, trial: Trial) -> int:
+        """Batch answers of equally many tokens."""
+        return len(model.tokenizer(trial.answer(model.box_format), add_special_tokens=False)["input_ids"])
+
+    @torch.no_grad()
+    def measure(self, model: HookedVLM, prompt: Prompt, trials: Sequence[Trial], interventions: Sequence[Intervention]) -> Measured:
+        """Run the batch with its answers appended."""
+        answers = [trial.answer(model.box_format) for trial in trials]
+        taught = model.with_answers(prompt, answers)
+        start = prompt.tensors["input_ids"].shape[1]
+        ids = taught.tensors["input_ids"][:, start:]
+        logprobs = answer_logprobs(model(taught, interventions=interventions), ids, prompt_len=start).double().cpu()
+        keep = torch.stack([self._keep(model, trial, row.tolist()) for trial, row in zip(trials, ids, strict=True)])
+        total, count = (logprobs * keep).sum(-1), keep.sum(-1)
+        return Measured({"logprob": total.tolist(), "perplexity": (-total / count).exp().tolist()}, [{"answer": answer} for answer in answers])
+
+    def _keep(self, model: HookedVLM, trial: Trial, ids: list[int]) -> torch.Tensor:
+        if trial.question.kind != "localization":
+            return torch.ones(len(ids), dtype=torch.bool)
+        pieces = [model.tokenizer.decode([index]) for index in ids]
+        return ~torch.as_tensor(model.box_format.format_mask(pieces))

@@ -1,0 +1,111 @@
+"""Generation equals HF's, token for token, and interventions act at absolute positions at every step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sightlens.errors import InterventionError, PromptError
+from sightlens.interventions import Ablate, Knockout
+from tests.conftest import hooked, picture
+
+QUESTIONS = ["is there a red circle ?", "how many green square in the image and where is the blue star ?"]
+LENGTH = 6
+
+
+def hf_ids(model, prompt, **options):
+    inputs = {name: tensor for name, tensor in prompt.tensors.items() if name != "position_ids"}
+    ids = model.hf.generate(**inputs, **{"do_sample": False, "max_new_tokens": LENGTH, **options})
+    return ids[:, inputs["input_ids"].shape[1] :]
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"do_sample": True, "temperature": 1.5}], ids=str)
+def test_equals_hf_for_batches_and_several_images(any_model, options):
+    single = any_model.prepare(picture(), QUESTIONS[0])
+    batch = any_model.prepare([picture(), [picture(40, 90, 1), picture(64, 64, 2)], None], [*QUESTIONS, "is there a red circle ?"])
+    assert len({layout.length for layout in batch.layouts}) == 1
+    options = {**options, "suppress_tokens": [any_model.hf.config.image_token_id]}  # a random model may well write one
+    for prompt in (single, batch):
+        torch.manual_seed(0)
+        expected = hf_ids(any_model, prompt, **options)
+        torch.manual_seed(0)
+        assert torch.equal(any_model.generate_ids(prompt, max_new_tokens=LENGTH, options=options), expected)
+
+
+@torch.no_grad()
+def test_a_padded_batch_gives_the_logits_of_each_example_alone(any_model):
+    groups = [picture(), [picture(40, 90, 1), picture(64, 64, 2)]]
+    batch = any_model.prepare(groups, QUESTIONS)
+    together = any_model(batch)
+    for k, (group, question) in enumerate(zip(groups, QUESTIONS, strict=True)):
+        alone = any_model(any_model.prepare(group, question))[0]
+        assert torch.allclose(together[k, -alone.shape[0] :], alone, atol=2e-5)
+
+
+def greedy_by_full_passes(model, prompt, interventions):
+    """Every token from a forward pass over the whole sequence so far: no cache anywhere."""
+    ids = []
+    for _ in range(LENGTH):
+        ids.append(int(model(prompt, interventions=interventions)[0, -1].argmax()))
+        prompt = prompt.with_answers([ids[-1:]], [["x"]])
+    return ids
+
+
+@pytest.mark.parametrize(
+    "interventions",
+    [
+        [Knockout("post_image", "image", layers=(1, 2))],
+        [Knockout("post_image", "image", heads=(0, 3))],
+        [Knockout("last", "image & row[0]", layers=(0,))],
+        [Ablate("image & row[1]", "zero"), Knockout("post_image", "image & column[0]")],
+        [Ablate("image", "noise", seed=3)],
+        [Ablate("answer", "zero", site="blocks.1.hook_attn_out")],
+        [Ablate("post_image", "zero", site="blocks.1.attn.hook_z", heads=(1,))],
+    ],
+    ids=lambda value: str(value[0])[:50],
+)
+@torch.no_grad()
+def test_cached_decoding_under_interventions_equals_full_passes(model, interventions):
+    prompt = model.prepare(picture(), QUESTIONS[0])
+    expected = greedy_by_full_passes(model, prompt, [] if "answer" in str(interventions[0]) else interventions)
+    got = model.generate_ids(prompt, interventions=interventions, max_new_tokens=LENGTH, options={"eos_token_id": None})
+    if "answer" in str(interventions[0]):
+        uncached = model.generate_ids(prompt, interventions=interventions, max_new_tokens=LENGTH, options={"use_cache": False, "eos_token_id": None})
+        assert torch.equal(got, uncached)
+        assert got[0].tolist() != expected
+        assert got[0, 0] == expected[0]
+    else:
+        assert got[0].tolist() == expected
+
+
+@torch.no_grad()
+def test_decode_phase_alone_leaves_the_first_token(model):
+    prompt = model.prepare(picture(), QUESTIONS[0])
+    plain = model.generate_ids(prompt, max_new_tokens=LENGTH, options={"eos_token_id": None})
+    cut = [Knockout("post_image", "image", phases=("decode",))]
+    got = model.generate_ids(prompt, interventions=cut, max_new_tokens=LENGTH, options={"eos_token_id": None})
+    assert got[0, 0] == plain[0, 0]
+    with pytest.raises(InterventionError, match="touched none"):
+        model(prompt, interventions=cut)
+
+
+def test_beams_are_refused(model):
+    with pytest.raises(PromptError, match="one sequence"):
+        model.generate(model.prepare(picture(), QUESTIONS[0]), options={"num_beams": 2})
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@torch.no_grad()
+def test_bfloat16_agrees_with_hf(attention):
+    from tests.tiny import VARIANTS
+
+    for variant in VARIANTS:
+        model = hooked(variant, attention=attention)
+        model.hf.to(torch.bfloat16)
+        prompt = model.prepare(picture(), QUESTIONS[0])
+        logits = model(prompt)
+        assert torch.equal(logits, model.hf(**prompt.tensors).logits)
+        stepwise, _ = model.run_with_cache(prompt, names_filter="blocks.*.attn.hook_pattern")
+        agree = np.mean((stepwise.argmax(-1) == logits.argmax(-1)).numpy())
+        assert agree > 0.8

@@ -1,0 +1,203 @@
+"""What each intervention does, against closed forms and HF's own numbers (invariants that need no trained weights)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from sightlens.errors import InterventionError, SelectorError
+from sightlens.families.sites import Attention
+from sightlens.interventions import Ablate, Knockout, PatchIn, from_dict
+from tests.conftest import hooked, picture
+from tests.tiny import DEFAULT
+
+QUESTION = "is there a red circle ?"
+ALL = [
+    Ablate("image & row[0]", "zero"),
+    Ablate("object.dilate(1)", "noise", scale=2.0, seed=4),
+    Ablate("image", "mean", site="blocks.1.attn.hook_z", heads=(0, 2)),
+    PatchIn("blocks.*.hook_resid_post", layers=(0, 1), at="image", mode="interpolate", alpha=0.5),
+    PatchIn("blocks.2.attn.hook_z", donor="corrupted", at="last", source="position[3]", heads=(1,)),
+    Knockout("post_image", "object | separator", layers=(0, 2), heads=(1,), phases=("prefill",)),
+]
+
+
+@pytest.mark.parametrize("intervention", ALL, ids=lambda i: type(i).__name__)
+def test_survive_json_and_compare(intervention):
+    again = from_dict(json.loads(json.dumps(intervention.to_dict())))
+    assert again == intervention
+    assert hash(again) == hash(intervention)
+    assert repr(again) == repr(intervention)
+
+
+def patchable(model):
+    return [name for name, point in model.hook_dict.items() if {"position", "token"} & set(point.site.dims) and not isinstance(point.site.tap, Attention)]
+
+
+@pytest.mark.parametrize("variant", DEFAULT, ids=str)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@torch.no_grad()
+def test_patching_a_run_with_itself_changes_nothing_bit_for_bit(variant, attention):
+    model = hooked(variant, attention=attention)
+    prompt = model.prepare(picture(), QUESTION)
+    names = patchable(model)
+    logits, cache = model.run_with_cache(prompt, names_filter=names)
+    assert len(names) > 40
+    for name in names:
+        at = "image" if "token" in model.hook_dict[name].site.dims else "all"
+        same = model(prompt, interventions=[PatchIn(name, donor="self", at=at)], donors={"self": cache})
+        assert torch.equal(same, logits), name
+
+
+@pytest.mark.parametrize("site", ["hook_merged_embed", "blocks.0.hook_resid_post", "blocks.2.hook_resid_mid", "blocks.2.hook_resid_post"])
+@torch.no_grad()
+def test_patching_all_positions_gives_the_donors_logits(model, site):
+    clean, other = (model.prepare(picture(seed=seed), QUESTION) for seed in (0, 1))
+    expected, cache = model.run_with_cache(clean, names_filter=site)
+    got = model(other, interventions=[PatchIn(site)], donors={"clean": cache})
+    assert (expected - model(other)).abs().max() > 1e-3
+    assert torch.allclose(got, expected, atol=1e-5)
+
+
+@torch.no_grad()
+def test_patch_modes_heads_and_sources(model):
+    clean, other = (model.prepare(picture(seed=seed), QUESTION) for seed in (0, 1))
+    site = "blocks.1.attn.hook_z"
+    _, donor = model.run_with_cache(clean, names_filter=site)
+    _, own = model.run_with_cache(other, names_filter=site)
+    patch = PatchIn(site, at="last", source="position[2]", heads=(1, 3))
+    _, seen = model.run_with_cache(other, names_filter=site, interventions=[patch], donors={"clean": donor})
+    expected = own[site].clone()
+    expected[:, -1, [1, 3]] = donor[site][:, 2, [1, 3]]
+    assert torch.equal(seen[site], expected)
+    for mode, formula in (("add", lambda a, b: a + 0.5 * b), ("interpolate", lambda a, b: a + 0.5 * (b - a))):
+        patch = PatchIn(site, at="image", mode=mode, alpha=0.5)
+        _, seen = model.run_with_cache(other, names_filter=site, interventions=[patch], donors={"clean": donor})
+        assert torch.allclose(seen[f"{site}@image"], formula(own[f"{site}@image"], donor[f"{site}@image"]))
+
+
+@torch.no_grad()
+def test_ablation_values(model):
+    prompt = model.prepare(picture(), QUESTION)
+    site, at = "hook_merged_embed", "image & column[1]"
+    model.fit_mean([model.prepare(picture(seed=seed), QUESTION) for seed in range(3)], source="noise")
+    visual = [model.run_with_cache(model.prepare(picture(seed=s), QUESTION), names_filter=site)[1][f"{site}@image"] for s in range(3)]
+    _, plain = model.run_with_cache(prompt, names_filter=site)
+    vector = torch.arange(32.0)
+
+    def seen(intervention, **donors):
+        return model.run_with_cache(prompt, names_filter=site, interventions=[intervention], donors=donors)[1]
+
+    mean = torch.cat([v.reshape(-1, 32) for v in visual]).mean(0)
+    for value, expected in (("zero", torch.zeros(32)), ("mean", mean), ("mine", vector)):
+        cache = seen(Ablate(at, value), mine=vector)
+        assert torch.allclose(cache[f"{site}@{at}"], expected.expand_as(cache[f"{site}@{at}"]), atol=1e-6)
+        assert torch.equal(cache[f"{site}@~({at})"], plain[f"{site}@~({at})"])
+    noised = seen(Ablate(at, "noise", seed=1))
+    assert torch.equal(noised[site], seen(Ablate(at, "noise", seed=1))[site])
+    assert not torch.equal(noised[site], seen(Ablate(at, "noise", seed=2))[site])
+
+
+@torch.no_grad()
+def test_ablating_with_own_embeddings_is_no_change(model):
+    prompt = model.prepare(picture(), QUESTION)
+    logits, cache = model.run_with_cache(prompt, names_filter="hook_visual_embed")
+    one = "image & cell[0,0]" if not prompt.layout.select("global & cell[0,0]").count else "global & cell[0,0]"
+    own = cache[f"hook_visual_embed@{one}"].flatten()
+    assert torch.equal(model(prompt, interventions=[Ablate(one, "own")], donors={"own": own}), logits)
+
+
+@pytest.mark.parametrize("heads", [None, (1, 3)])
+@torch.no_grad()
+def test_knockout_removes_exactly_the_edges_on_both_paths(any_model, heads):
+    prompt = any_model.prepare(picture(), QUESTION)
+    knockout = Knockout("post_image", "image & row[0]", layers=(0, 2), heads=heads)
+    fused = any_model(prompt, interventions=[knockout])
+    plain, before = any_model.run_with_cache(prompt, names_filter="blocks.*.attn.hook_pattern")
+    stepwise, after = any_model.run_with_cache(prompt, names_filter="blocks.*.attn.hook_pattern", interventions=[knockout])
+    assert torch.allclose(fused, stepwise, atol=1e-5)
+    assert (fused - plain).abs().max() > 1e-3
+    cut = range(4) if heads is None else heads
+    queries, keys = prompt.layout.select("post_image").positions, prompt.layout.select("image & row[0]").positions
+    for layer in range(3):
+        pattern = after[f"blocks.{layer}.attn.hook_pattern"]
+        assert torch.allclose(pattern.sum(-1), torch.ones(()))
+        blocked = pattern[:, :, queries][..., keys]
+        for head in range(4):
+            removed = layer in (0, 2) and head in cut
+            assert (blocked[:, head] == 0).all() == removed
+    first = before["blocks.0.attn.hook_pattern"].clone()
+    first[:, list(cut)] = _cut(first[:, list(cut)], queries, keys)
+    assert torch.allclose(after["blocks.0.attn.hook_pattern"], first, atol=1e-6)
+    early = prompt.layout.select("pre_image | image").positions
+    assert torch.allclose(fused[:, early], plain[:, early], atol=1e-5)
+
+
+def _cut(pattern, queries, keys):
+    pattern = pattern.clone()
+    pattern[:, :, torch.as_tensor(queries)[:, None], torch.as_tensor(keys)] = 0
+    return pattern / pattern.sum(-1, keepdim=True)
+
+
+@torch.no_grad()
+def test_knockout_in_a_padded_batch_equals_one_by_one(any_model):
+    questions = [QUESTION, "how many green square in the image and where is the blue star ?"]
+    images = [picture(), picture(64, 64, 1)]
+    knockout = [Knockout("post_image", "image & column[0]", layers=(1,))]
+    together = any_model(any_model.prepare(images, questions), interventions=knockout)
+    for k in range(2):
+        alone = any_model(any_model.prepare(images[k], questions[k]), interventions=knockout)[0]
+        assert torch.allclose(together[k, -alone.shape[0] :], alone, atol=2e-5)
+
+
+@torch.no_grad()
+def test_interventions_that_touch_nothing_or_cannot_work_say_so(model):
+    prompt = model.prepare(picture(), QUESTION)
+    _, cache = model.run_with_cache(prompt, names_filter="blocks.0.hook_resid_post")
+    bad = [
+        (Ablate("answer", "zero"), "touched none"),
+        (Knockout("pre_image", "image"), "touched none"),
+        (Knockout("all", "all"), "at least one key left"),
+        (Knockout("post_image", "image", layers=(7,)), "layers below 3"),
+        (Knockout("post_image", "image", heads=(4,)), "heads below 4"),
+        (Ablate("image", "mean"), "fit_mean"),
+        (Ablate("image", "clean"), "cache"),
+        (Ablate("image", "zero", site="blocks.0.attn.hook_pattern"), "Knockout"),
+        (Ablate("image", "zero", site="hook_merged_embed", heads=(0,)), "heads"),
+        (PatchIn("blocks.0.hook_resid_post", donor="nobody"), "nobody"),
+        (PatchIn("blocks.1.hook_resid_post", donor="clean"), "blocks.1.hook_resid_post"),
+        (PatchIn("blocks.0.hook_resid_post", at="image", source="last"), "equally many"),
+    ]
+    for intervention, words in bad:
+        with pytest.raises(InterventionError, match=words):
+            model(prompt, interventions=[intervention], donors={"clean": cache})
+    assert not any(point.has_hooks() for point in model.hook_dict.values())
+    assert model.hf.model.language_model.config._attn_implementation == "sdpa"
+
+
+def test_bad_descriptions_fail_where_they_are_written():
+    with pytest.raises(SelectorError, match="imgae"):
+        Ablate("imgae", "zero")
+    with pytest.raises(InterventionError, match="phases"):
+        Knockout("last", "image", phases=())
+    with pytest.raises(InterventionError, match="none twice"):
+        Knockout("last", "image", layers=(1, 1))
+    with pytest.raises(InterventionError, match="positive scale"):
+        Ablate("image", "noise", scale=0.0)
+    with pytest.raises(InterventionError, match="kind"):
+        from_dict({"kind": "abalte"})
+    with pytest.raises(InterventionError, match="fields"):
+        from_dict({"kind": "ablate", "att": "image"})
+
+
+@torch.no_grad()
+def test_token_sets_fit_only_their_own_layout(model):
+    prompt, other = model.prepare(picture(), QUESTION), model.prepare(picture(), "is there a circle ?")
+    red = prompt.layout.select("image & row[0]")
+    by_set, by_name = Ablate(red, "zero"), Ablate("image & row[0]", "zero")
+    assert torch.equal(model(prompt, interventions=[by_set]), model(prompt, interventions=[by_name]))
+    assert from_dict(json.loads(json.dumps(by_set.to_dict()))) == by_set
+    with pytest.raises(InterventionError, match="layout"):
+        model(other, interventions=[by_set])

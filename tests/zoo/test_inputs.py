@@ -1,0 +1,146 @@
+"""What training feeds the models equals what the Hugging Face processors make of the same picture and question."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoTokenizer, LlavaProcessor
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+from sightlens.zoo import vocabulary
+from sightlens.zoo.answers import load_checkpoint, prompt_text
+from sightlens.zoo.batches import Batcher, attention_mask, box_tokens, relative_box
+from sightlens.zoo.evaluate import FOLDERS, answer_box
+from sightlens.zoo.network import read, see
+from sightlens.zoo.pixels import normalize, padded, tiled
+from sightlens.zoo.recipe import RECIPES
+
+SIZES = [(64, 64), (64, 48), (48, 64), (96, 96), (96, 72), (72, 64), (32, 96), (96, 32), (40, 40), (32, 32), (200, 31), (17, 90), (1, 50)]
+
+
+def picture(size: tuple[int, int]) -> Image.Image:
+    width, height = size
+    return Image.fromarray(np.random.default_rng(width * height).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_llava_pixels_equal_the_processor(size: tuple[int, int]) -> None:
+    processor = LlavaProcessor.from_pretrained(FOLDERS["llava"])
+    theirs = processor(images=picture(size), text="USER: <image>\nwhere ?", return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(normalize(padded(picture(size), 64).pixels), theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_internvl_pixels_equal_the_processor(size: tuple[int, int]) -> None:
+    processor = GotOcr2ImageProcessorPil.from_pretrained(FOLDERS["internvl"])
+    theirs = processor(images=[picture(size)], return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(normalize(tiled(picture(size), 32, most=4).pixels), theirs, atol=1e-5, rtol=0)
+
+
+def test_windows_cover_the_picture_row_by_row_and_the_overview_is_last() -> None:
+    views = tiled(picture((72, 64)), 32, most=4)
+    assert views.windows == ((0, 0, 36, 32), (36, 0, 72, 32), (0, 32, 36, 64), (36, 32, 72, 64), (0, 0, 72, 64))
+    assert tiled(picture((40, 40)), 32, most=4).windows == ((0, 0, 40, 40),)
+    assert padded(picture((64, 48)), 64).frame == (0, -8, 64, 56)
+
+
+def test_the_recipes_layouts_have_the_views_they_say() -> None:
+    for recipe in RECIPES.values():
+        batcher = Batcher(recipe, seed=5)
+        assert sum(layout.share for layout in recipe.layouts) == pytest.approx(1)
+        for layout in recipe.layouts:
+            for index in range(12):
+                assert len(batcher.views(batcher.scene(index, layout)[0]).windows) == layout.views
+
+
+def test_llava_prompt_ids_equal_the_processor() -> None:
+    processor = LlavaProcessor.from_pretrained(FOLDERS["llava"])
+    batcher = Batcher(RECIPES["llava"], seed=1)
+    text = "USER: <image>\nwhere is the red circle ? ASSISTANT:"
+    theirs = processor(images=picture((64, 64)), text=text)["input_ids"][0]
+    assert batcher.prefix(1) + batcher.encode("where is the red circle ?") + batcher.suffix() == theirs
+    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "where is the red circle ?"}]}]
+    assert processor.apply_chat_template(asked, add_generation_prompt=True) == text
+
+
+@pytest.mark.parametrize("views", [1, 3, 5])
+def test_internvl_prompt_ids_equal_the_tokenizer(views: int) -> None:
+    checkpoint = load_checkpoint(FOLDERS["internvl"])
+    batcher = Batcher(RECIPES["internvl"], seed=1)
+    theirs = checkpoint.tokenizer(prompt_text(checkpoint, "how many red circles ?", views))["input_ids"]
+    assert batcher.prefix(views) + batcher.encode("how many red circles ?") + batcher.suffix() == theirs
+    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "how many red circles ?"}]}]
+    template = checkpoint.tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    expanded = template.replace("<IMG_CONTEXT>", "<img>" + "<IMG_CONTEXT>" * 16 * views + "</img>")
+    assert expanded == prompt_text(checkpoint, "how many red circles ?", views)
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_word_of_a_question_is_known(name: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(FOLDERS[name])
+    batcher = Batcher(RECIPES[name], seed=2)
+    for index in range(40):
+        for question in batcher.scene(index, batcher.recipe.layouts[0])[1]:
+            ids = tokenizer(question.text + question.answer, add_special_tokens=False)["input_ids"]
+            assert tokenizer.unk_token_id not in ids
+            assert batcher.encode(question.text) == tokenizer(question.text, add_special_tokens=False)["input_ids"]
+    for text in (batcher.prefix(2), batcher.suffix()):
+        assert tokenizer.unk_token_id not in text
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_packed_questions_are_read_as_if_asked_alone(name: str) -> None:
+    checkpoint = load_checkpoint(FOLDERS[name])
+    batcher = Batcher(RECIPES[name], seed=3)
+    stimulus, asked = batcher.scene(4, batcher.recipe.layouts[0])
+    batch = batcher.pack([(stimulus, asked)])
+    with torch.no_grad():
+        packed = read(checkpoint.model, batch, see(checkpoint.model, batch)).logits
+    supervised = batch.blocks[0][batch.weight[0] > 0]
+    for block, question in enumerate(asked, start=1):
+        views = batcher.views(stimulus)
+        answer = batcher.answer(question, views)
+        ids = batcher.prefix(len(views.windows)) + batcher.encode(question.text) + batcher.suffix() + answer
+        with torch.no_grad():
+            alone = checkpoint.model(input_ids=torch.tensor([ids]), pixel_values=batch.pixels).logits[0, -len(answer) - 1 :]
+        torch.testing.assert_close(packed[supervised == block], alone, atol=2e-3, rtol=0)
+        assert batch.target[0][(batch.blocks[0] == block) & (batch.weight[0] > 0)].tolist() == [*answer, batcher.tokenizer.eos_token_id]
+
+
+def test_a_question_does_not_see_another() -> None:
+    mask = attention_mask(torch.tensor([[0, 0, 1, 1, 2, -1]]))[0, 0]
+    assert mask.tolist()[4] == [True, True, False, False, True, False]
+    assert mask.tolist()[3] == [True, True, True, True, False, False]
+    assert mask.tolist()[0] == [True] + 5 * [False]
+
+
+def test_boxes_survive_their_tokens() -> None:
+    frame = (0.0, -8.0, 64.0, 56.0)
+    box = (3.0, 10.0, 17.0, 24.0)
+    assert box_tokens(box, frame) == ["<loc03>", "<loc18>", "<loc17>", "<loc32>"]
+    assert answer_box(" ".join(box_tokens(box, frame))) == relative_box(box, frame)
+    assert answer_box("yes") is None
+    assert answer_box("<loc01> <loc02> <loc03>") is None
+    assert vocabulary.coordinate(-0.2) == "<loc00>"
+    assert vocabulary.coordinate(1.2) == "<loc64>"
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_helper_targets_describe_the_pixels(name: str) -> None:
+    batcher = Batcher(RECIPES[name], seed=6)
+    stimulus, asked = batcher.scene(1, batcher.recipe.layouts[0])
+    batch = batcher.pack([(stimulus, asked)])
+    grid = batcher.recipe.sizes.grid
+    views = batcher.views(stimulus)
+    assert batch.owned.any()
+    for number, (x0, y0, x1, y1) in enumerate(views.windows):
+        middles = [(x0 + (c + 0.5) * (x1 - x0) / grid, y0 + (r + 0.5) * (y1 - y0) / grid) for r in range(grid) for c in range(grid)]
+        for cell, (x, y) in enumerate(middles):
+            inside = [o for o in stimulus.objects if o.box[0] < x < o.box[2] and o.box[1] < y < o.box[3]]
+            here = number * grid * grid + cell
+            if inside and name == "llava":
+                assert batch.owned[0, here]
+                expected = torch.tensor(relative_box(inside[0].box, views.frame))
+                torch.testing.assert_close(batch.frame_box[0, here], expected)
+    if name == "llava":
+        assert batch.centre.sum() == len(stimulus.objects)
