@@ -1,1 +1,54 @@
-"""SightLens."""
+"""SightLens: TransformerLens for vision-language models.
+
+>>> import sightlens as sl
+>>> model = sl.HookedVLM.from_pretrained("sightlens/tiny-llava")
+>>> scene = sl.stimuli.shapes.draw(sl.stimuli.shapes.compose(1, 2))
+>>> prompt = model.prepare(scene.image, "where is the red circle ?")
+>>> prompt.layout
+<bos> text[2] image(8×8) text[8]
+"""
+
+from __future__ import annotations
+
+from jaxtyping import install_import_hook
+
+# What a user calls is checked against its annotations always; the tests check everything.
+with install_import_hook(["sightlens.metrics", "sightlens.stimuli", "sightlens.interventions", "sightlens.experiments"], "beartype.beartype"):
+    from sightlens import errors, experiments, interventions, layout, metrics, render, stimuli
+    from sightlens.experiments import Study, Trial
+    from sightlens.families import FAMILIES, ImageOptions, Prompt
+    from sightlens.interventions import Ablate, Intervention, Knockout, Mean, PatchIn
+    from sightlens.layout import Layout, TokenSet
+    from sightlens.model import Cache, HookedVLM, hook_contract, self_check, verify_layout
+    from sightlens.store import Provenance, Record, Result, read_store
+
+__all__ = [
+    "FAMILIES",
+    "Ablate",
+    "Cache",
+    "HookedVLM",
+    "ImageOptions",
+    "Intervention",
+    "Knockout",
+    "Layout",
+    "Mean",
+    "PatchIn",
+    "Prompt",
+    "Provenance",
+    "Record",
+    "Result",
+    "Study",
+    "TokenSet",
+    "Trial",
+    "errors",
+    "experiments",
+    "hook_contract",
+    "interventions",
+    "layout",
+    "metrics",
+    "read_store",
+    "render",
+    "self_check",
+    "stimuli",
+    "verify_layout",
+]

@@ -110,6 +110,12 @@ def test_visual_table_has_the_hand_worked_rows():
     assert row["box"].tolist() == [300, 300, 350, 360]
 
 
+def test_cell_sizes_are_height_first():
+    layout = tiled_layout((2, 3), 4, size=(480, 600))
+    assert layout.views[0].cell_size == (60, 50)
+    assert [sheet.cell_size for sheet in layout.structure.sheets] == [(60, 50), (120, 150)]
+
+
 def test_padded_square_cells_reach_outside_the_image():
     view = square_layout(8).views[0]
     assert view.box == (0, -80, 640, 560)

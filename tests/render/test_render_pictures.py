@@ -46,7 +46,7 @@ CASES = {
 def test_values_stand_where_their_tokens_are(name):
     layout, image = CASES[name]
     values = np.arange(layout.length, dtype=float)
-    drawn = render.draw_values(image, layout, values)
+    drawn = render.draw_values(image, layout, values=values)
     heats = [heat for axes in drawn.canvas.axes for heat in axes.images if np.ndim(heat.get_array()) == 2]
     order = [
         index
@@ -83,7 +83,7 @@ def test_the_colour_scale_is_signed_only_when_values_are():
 
 def test_pictures_to_be_compared_share_a_scale():
     layout, image = CASES["cropped"]
-    drawn = render.draw_values(image, layout, np.ones(4), scale=Scale(0.0, 9.0, signed=False))
+    drawn = render.draw_values(image, layout, values=np.ones(4), scale=Scale(0.0, 9.0, signed=False))
     heat = drawn.canvas.axes[0].images[-1]
     assert (heat.norm.vmin, heat.norm.vmax) == (0, 9)
 
@@ -92,7 +92,7 @@ def test_pictures_to_be_compared_share_a_scale():
 def test_layouts_tint_each_chosen_cell_once(name):
     layout, image = CASES[name]
     tokens = layout.select("random(3, 0)")
-    drawn = render.draw_layout(image, layout, tokens)
+    drawn = render.draw_layout(image, layout, tokens=tokens)
     colour = matplotlib.colors.to_rgba(CHOSEN, 0.5)
     panels = [axes for axes in drawn.canvas.axes if axes.images]
     tinted = [patch for axes in panels for patch in axes.patches if patch.get_facecolor() == colour]
@@ -117,9 +117,9 @@ def test_pictures_of_another_layout_are_refused():
     with pytest.raises(LayoutError):
         render.draw_layout([image, image], layout)
     with pytest.raises(LayoutError, match="this layout"):
-        render.draw_layout(image, layout, square_layout(6).select("image"))
+        render.draw_layout(image, layout, tokens=square_layout(6).select("image"))
     with pytest.raises(LayoutError, match="visual tokens"):
-        render.draw_values(image, layout, np.zeros(5))
+        render.draw_values(image, layout, values=np.zeros(5))
 
 
 def test_files_are_what_their_names_say(tmp_path):
@@ -160,7 +160,7 @@ def test_browsed_maps_hold_the_values(name):
     layout, image = CASES[name]
     values = np.random.default_rng(1).normal(size=(3, layout.length))
     values[1, layout.positions(0)[0, 0]] = np.nan
-    data = browse_data(render.browse_values(image, layout, values, names=["a", "b", "c"]).html())
+    data = browse_data(render.browse_values(image, layout, values=values, names=["a", "b", "c"]).html())
     codes = np.frombuffer(base64.b64decode(data["codes"]), np.uint8).reshape(3, data["count"])
     found = np.where(codes == 0, np.nan, data["low"] + (codes - 1.0) / 254 * (data["high"] - data["low"]))
     expected = values[:, data["positions"]]
@@ -181,7 +181,7 @@ def test_browsed_maps_hold_the_values(name):
 
 def test_browsing_colours_steps_like_the_scale():
     layout, image = CASES["cropped"]
-    data = browse_data(render.browse_values(image, layout, np.array([[0.0, 1.0, 2.0, 3.0]]), names=["a"]).html())
+    data = browse_data(render.browse_values(image, layout, values=np.array([[0.0, 1.0, 2.0, 3.0]]), names=["a"]).html())
     lut = np.frombuffer(base64.b64decode(data["lut"]), np.uint8).reshape(256, 3)
     scale = Scale.of(np.array([0.0, 3.0]))
     assert "#{:02x}{:02x}{:02x}".format(*tuple(lut[1])) == scale.css(0.0)[0]
@@ -191,22 +191,22 @@ def test_browsing_colours_steps_like_the_scale():
 def test_3000_tokens_of_32_heads_stay_below_a_megabyte():
     layout = square_layout(55)
     values = np.random.default_rng(0).random((32, layout.length))
-    html = render.browse_values(picture(), layout, values, names=[f"head {head}" for head in range(32)]).html()
+    html = render.browse_values(picture(), layout, values=values, names=[f"head {head}" for head in range(32)]).html()
     assert len(html) < 1_000_000
-    assert len(render.draw_values(picture(), layout, values[0]).html()) < 1_000_000
+    assert len(render.draw_values(picture(), layout, values=values[0]).html()) < 1_000_000
 
 
 def test_browsing_refuses_maps_without_names():
     layout, image = CASES["cropped"]
     for names in ([], ["a"]):
         with pytest.raises((LayoutError, TypeCheckError), match="name"):
-            render.browse_values(image, layout, np.zeros((2, 4)), names=names)
+            render.browse_values(image, layout, values=np.zeros((2, 4)), names=names)
 
 
 def test_names_cannot_break_out_of_the_page():
     layout, image = CASES["cropped"]
     labels = render.Labels(title=EVIL, colour=EVIL)
-    html = render.browse_values(image, layout, np.zeros((1, 4)), names=[EVIL + " ID DATA"], labels=labels).html()
+    html = render.browse_values(image, layout, values=np.zeros((1, 4)), names=[EVIL + " ID DATA"], labels=labels).html()
     assert EVIL not in html
     assert "<img" not in html
     assert html.count("</script>") == 1

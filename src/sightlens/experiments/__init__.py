@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from sightlens.experiments.ablation import ablate_tokens, token_effects
 from sightlens.experiments.measures import AnswerLikelihood, GeneratedAnswer, Measure
-from sightlens.experiments.study import Cell, Study
+from sightlens.experiments.outcome import Outcome
+from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial, make_trials, pair_trials
 from sightlens.experiments.windows import knockout_windows, layer_windows
 
 __all__ = [
     "AnswerLikelihood",
+    "Axes",
     "Cell",
     "GeneratedAnswer",
     "Measure",
+    "Outcome",
     "Study",
     "Trial",
     "ablate_tokens",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sightlens.experiments.measures import AnswerLikelihood, GeneratedAnswer, Measure
-from sightlens.experiments.study import Cell, Study
+from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial
 from sightlens.interventions import Ablate
 
@@ -34,7 +34,8 @@ def ablate_tokens(
             for condition, name in (("random", "random"), ("translated", "translate")):
                 place = {"condition": condition, "padding": padding, "seed": seed}
                 cells.append(Cell(place, (Ablate(f"{name}({where}, {seed})", value),)))
-    return Study("ablate_tokens", tuple(cells), tuple(trials), measure or GeneratedAnswer())
+    axes = Axes(x="padding", group="condition", repeats="seed")
+    return Study("ablate_tokens", tuple(cells), tuple(trials), measure or GeneratedAnswer(), axes=axes)
 
 
 def token_effects(trial: Trial, *, positions: Sequence[int], value: str = "mean") -> Study:

@@ -15,6 +15,7 @@ from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
 from sightlens.errors import SelectorError, StudyError, listing
 from sightlens.experiments.measures import GeneratedAnswer, Measure, Measured
+from sightlens.experiments.outcome import Outcome
 from sightlens.experiments.trial import Trial
 from sightlens.families import Prompt
 from sightlens.families.compat import library_versions
@@ -22,7 +23,7 @@ from sightlens.interventions import Intervention, resolve_where
 from sightlens.layout import Layout
 from sightlens.model import HookedVLM
 from sightlens.model.fingerprint import fingerprint
-from sightlens.store import Coordinate, Manifest, Provenance, Record, Result, open_store
+from sightlens.store import Coordinate, Manifest, Provenance, Record, open_store
 
 KEEP_BYTES = 2**31
 Tick = Callable[[], None]
@@ -45,6 +46,15 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Axes:
+    """Along which coordinates an outcome is drawn: ``x`` (the first when empty), ``group``, and ``repeats``, which are averaged."""
+
+    x: str = ""
+    group: str | None = None
+    repeats: str | None = None
+
+
+@dataclass(frozen=True)
 class Study:
     """Named cells over trials, measured one way.
 
@@ -54,6 +64,7 @@ class Study:
         trials: what is asked.
         measure: what is read off the answers.
         seed: of the record's provenance.
+        axes: how an outcome is drawn.
     """
 
     name: str
@@ -61,6 +72,7 @@ class Study:
     trials: tuple[Trial, ...]
     measure: Measure = field(default_factory=GeneratedAnswer)
     seed: int = 0
+    axes: Axes = Axes()
 
     def __post_init__(self) -> None:
         """Check that there is something to run.
@@ -79,7 +91,7 @@ class Study:
 
     def run(
         self, model: HookedVLM, *, store: str | Path | None = None, batch_size: int = 16, progress: bool = True
-    ) -> Result:
+    ) -> Outcome:
         """Measure every cell that the store does not hold yet.
 
         Args:
@@ -102,7 +114,8 @@ class Study:
             with _bar(self.name, len(todo) * len(batches), shown=progress) as tick:
                 for cell in todo:
                     records.append([self._measure(model, cell, batches, provenance=provenance, tick=tick)])
-            return records.read()
+            x = self.axes.x or next(iter(self.cells[0].coordinates))
+            return Outcome(records.read().records, x, self.axes.group, self.axes.repeats)
 
     def _measure(self, model: HookedVLM, cell: Cell, batches: Batches, *, provenance: Provenance, tick: Tick) -> Record:
         rows: dict[str, tuple[dict[str, float], dict[str, Any]]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sightlens.errors import StudyError
 from sightlens.experiments.measures import GeneratedAnswer, Measure
-from sightlens.experiments.study import Cell, Study
+from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial
 from sightlens.interventions import Knockout
 
@@ -51,11 +51,10 @@ def knockout_windows(
         measure: generated answers when None.
     """
     windows = layer_windows(layers, width=width, stride=width if stride is None else stride)
-    cells = [Cell({"keys": "none", "first_layer": -1, "last_layer": -1})]
+    cells = [Cell({"keys": "none", "layers": "none"})]
     for selector in keys:
-        for window in (*windows, tuple(range(layers))):
-            place = {"keys": selector, "first_layer": window[0], "last_layer": window[-1]}
-            cell = Cell(place, (Knockout(queries, selector, layers=window),))
-            if cell not in cells:
-                cells.append(cell)
-    return Study("knockout_windows", tuple(cells), tuple(trials), measure or GeneratedAnswer())
+        for window in dict.fromkeys((*windows, tuple(range(layers)))):
+            name = f"{window[0]}–{window[-1]}" if len(window) < layers else "all"
+            cells.append(Cell({"keys": selector, "layers": name}, (Knockout(queries, selector, layers=window),)))
+    axes = Axes(x="layers", group="keys")
+    return Study("knockout_windows", tuple(cells), tuple(trials), measure or GeneratedAnswer(), axes=axes)

@@ -13,7 +13,8 @@ from torch import Tensor
 from sightlens._types import PixelMask
 from sightlens.errors import LayoutError, PromptError
 from sightlens.families.family import ImageOptions
-from sightlens.layout import Layout
+from sightlens.layout import Layout, TokenSet
+from sightlens.render import Plot, draw_layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +77,15 @@ class Prompt:
     def lengths(self) -> tuple[int, ...]:
         """Real positions of each example, padding left out."""
         return tuple(int(count) for count in self.tensors["attention_mask"].sum(dim=1))
+
+    def show(self, tokens: TokenSet | str | None = None) -> Plot:
+        """Draw where each visual token of a single example lies, in the picture and in the sequence.
+
+        Args:
+            tokens: a token set or selector to tint.
+        """
+        chosen = self.layout.select(tokens) if isinstance(tokens, str) else tokens
+        return draw_layout(list(self.images[0]), self.layout, tokens=chosen)
 
     def to(self, device: torch.device | str) -> Prompt:
         """Return a copy with the tensors on another device."""

@@ -21,9 +21,9 @@ def usable_pairs(
 
 def mediation_ratios(
     base: Float[np.ndarray, " pair"],
-    patched: Float[np.ndarray, "pair *cell"],
     source: Float[np.ndarray, " pair"],
     *,
+    patched: Float[np.ndarray, "pair *cell"],
     min_gap: float = 1e-6,
 ) -> Float[np.ndarray, "pair *cell"]:
     """Return each pair's ``(base - patched) / (base - source)``, NaN where a pair is not usable.
@@ -33,7 +33,7 @@ def mediation_ratios(
     Raises:
         MetricError: when the numbers of pairs differ.
     """
-    _same_pairs(base, patched, source)
+    _same_pairs(base, source, patched=patched)
     usable, extra = usable_pairs(base, source, min_gap=min_gap), (1,) * (patched.ndim - 1)
     gap = np.where(usable, base - source, np.nan).reshape(-1, *extra)
     return (base.reshape(-1, *extra) - patched) / gap
@@ -41,9 +41,9 @@ def mediation_ratios(
 
 def mediation_fraction(
     base: Float[np.ndarray, " pair"],
-    patched: Float[np.ndarray, "pair *cell"],
     source: Float[np.ndarray, " pair"],
     *,
+    patched: Float[np.ndarray, "pair *cell"],
     aggregate: Aggregate = "mean_of_ratios",
     min_gap: float = 1e-6,
 ) -> Float[np.ndarray, "*cell"]:
@@ -55,15 +55,15 @@ def mediation_fraction(
 
     Args:
         base: score of the run on the image without the object; higher is worse, as for perplexity or NLL.
-        patched: score of the base run with something patched in, for any number of cells (such as layers × heads).
         source: score of the run on the original image.
+        patched: score of the base run with something patched in, for any number of cells (such as layers × heads).
         aggregate: "mean_of_ratios" weighs pairs equally, "ratio_of_means" weighs them by their gap.
         min_gap: pairs with ``base - source`` below this are left out of either aggregate.
 
     Raises:
         MetricError: when the numbers of pairs differ or no pair is usable.
     """
-    _same_pairs(base, patched, source)
+    _same_pairs(base, source, patched=patched)
     usable = usable_pairs(base, source, min_gap=min_gap)
     if not usable.any():
         got = f"gaps up to {np.max(base - source, initial=-np.inf):.3g} over {len(base)} pairs"
@@ -71,7 +71,7 @@ def mediation_fraction(
         raise MetricError(f"a pair with base - source >= {min_gap}", got, do)
     base, patched, source = base[usable], patched[usable], source[usable]
     if aggregate == "mean_of_ratios":
-        return np.asarray(mediation_ratios(base, patched, source, min_gap=min_gap).mean(axis=0))
+        return np.asarray(mediation_ratios(base, source, patched=patched, min_gap=min_gap).mean(axis=0))
     return np.asarray((base.mean() - patched.mean(axis=0)) / (base.mean() - source.mean()))
 
 
@@ -135,7 +135,7 @@ def _pick(values: Float[np.ndarray, "*batch answer"], index: Int[np.ndarray, "..
     return np.asarray(np.take_along_axis(values, index[..., None], axis=-1)[..., 0])
 
 
-def _same_pairs(base: np.ndarray, patched: np.ndarray, source: np.ndarray) -> None:
-    if not len(base) == len(patched) == len(source):
-        got = f"{len(base)}, {len(patched)} and {len(source)}"
-        raise MetricError("base, patched and source scores of the same pairs", got, "The first axis is the pair.")
+def _same_pairs(base: np.ndarray, source: np.ndarray, *, patched: np.ndarray) -> None:
+    if not len(base) == len(source) == len(patched):
+        got = f"{len(base)}, {len(source)} and {len(patched)}"
+        raise MetricError("base, source and patched scores of the same pairs", got, "The first axis is the pair.")

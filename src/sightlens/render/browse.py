@@ -30,8 +30,8 @@ _SIDE = 560
 def browse_values(
     image: Picture | Sequence[Picture],
     layout: Layout,
-    values: Float[np.ndarray, "map token"],
     *,
+    values: Float[np.ndarray, "map token"],
     names: Sequence[str],
     labels: Labels = PER_TOKEN,
 ) -> Markup:
@@ -67,7 +67,7 @@ def browse_values(
         "panels": _panels(panels, layout),
     }
     first = Labels(title=f"{labels.title}: {names[0]}", colour=labels.colour)
-    twin = partial(draw_values, image, layout, np.asarray(values[0]), labels=first, scale=scale)
+    twin = partial(draw_values, image, layout, values=np.asarray(values[0]), labels=first, scale=scale)
     return Markup(labels.title, _page(data, panels, labels=labels, scale=scale), twin)
 
 

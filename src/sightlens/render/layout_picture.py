@@ -20,7 +20,7 @@ CHOSEN = "#f000b8"
 _COLOURS = {"image": "#56b4e9", "text": "#a6d8b9", "special": "#c9b6e4", "separator": "#ffb000", "padding": "#e4e7ec"}
 
 
-def draw_layout(image: Picture | Sequence[Picture], layout: Layout, tokens: TokenSet | None = None) -> Plot:
+def draw_layout(image: Picture | Sequence[Picture], layout: Layout, *, tokens: TokenSet | None = None) -> Plot:
     """Draw where each visual token lies in the image and in the sequence.
 
     Views are drawn once per kind: the global view, and the tiles side by side. Small numbers are the sequence positions of
@@ -47,7 +47,7 @@ def draw_layout(image: Picture | Sequence[Picture], layout: Layout, tokens: Toke
         grid = above.subplots(1, len(panels), width_ratios=ratios, squeeze=False)
         for axes, panel in zip(grid[0], panels, strict=True):
             _draw_panel(axes, panel, layout=layout, tokens=tokens)
-        _draw_sequence(below.subplots(), layout, tokens)
+        _draw_sequence(below.subplots(), layout, tokens=tokens)
         title = f"Layout of {layout.length} positions, {int(layout.structure.visual.sum())} visual tokens"
         chosen = "" if tokens is None else f"; {tokens.count} chosen: {tokens.name}"
         canvas.suptitle(title + chosen, x=0.01, ha="left", fontsize=11, fontweight="bold")
@@ -61,25 +61,25 @@ def _draw_panel(axes: Axes, panel: Panel, *, layout: Layout, tokens: TokenSet | 
     for index, view in panel.views:
         positions = layout.positions(index)
         if tokens is not None:
-            draw_cells(axes, view, tokens.mask[positions], colour=CHOSEN)
-        _number_ends(axes, view.cell_boxes(), positions)
+            draw_cells(axes, view, chosen=tokens.mask[positions], colour=CHOSEN)
+        _number_ends(axes, view.cell_boxes(), positions=positions)
         if view.kind == "tile":
-            _stamp(axes, (view.box[0] + view.box[2]) / 2, (view.box[1] + view.box[3]) / 2, text=view.name, size=9.0)
+            _stamp(axes, ((view.box[0] + view.box[2]) / 2, (view.box[1] + view.box[3]) / 2), text=view.name, size=9.0)
 
 
-def _number_ends(axes: Axes, boxes: Float[np.ndarray, "rows columns 4"], positions: Int[np.ndarray, "rows columns"]) -> None:
+def _number_ends(axes: Axes, boxes: Float[np.ndarray, "rows columns 4"], *, positions: Int[np.ndarray, "rows columns"]) -> None:
     """Write the sequence position in the first and the last cell of a view."""
     (x0, y0), (x1, y1) = boxes[0, 0, :2], boxes[-1, -1, 2:]
-    _stamp(axes, x0, y0, text=str(positions[0, 0]), size=7.0, align=("left", "top"))
-    _stamp(axes, x1, y1, text=str(positions[-1, -1]), size=7.0, align=("right", "bottom"))
+    _stamp(axes, (x0, y0), text=str(positions[0, 0]), size=7.0, align=("left", "top"))
+    _stamp(axes, (x1, y1), text=str(positions[-1, -1]), size=7.0, align=("right", "bottom"))
 
 
-def _stamp(axes: Axes, x: float, y: float, *, text: str, size: float, align: tuple[str, str] = ("center", "center")) -> None:
+def _stamp(axes: Axes, place: tuple[float, float], *, text: str, size: float, align: tuple[str, str] = ("center", "center")) -> None:
     frame = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1.0}
-    axes.text(x, y, text, fontsize=size, color=INK, ha=align[0], va=align[1], bbox=frame, clip_on=True)
+    axes.text(*place, text, fontsize=size, color=INK, ha=align[0], va=align[1], bbox=frame, clip_on=True)
 
 
-def _draw_sequence(axes: Axes, layout: Layout, tokens: TokenSet | None) -> None:
+def _draw_sequence(axes: Axes, layout: Layout, *, tokens: TokenSet | None) -> None:
     """Draw the segments as blocks in a row, and ticks under the chosen positions."""
     segments = layout.segments
     widths = np.sqrt([segment.stop - segment.start for segment in segments]) + 0.8

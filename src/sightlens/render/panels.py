@@ -127,7 +127,7 @@ def draw_grid(axes: Axes, panel: Panel, *, lines: bool) -> None:
         axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=edge, linewidth=1.6))
 
 
-def draw_cells(axes: Axes, view: View, chosen: Bool[np.ndarray, "rows columns"], *, colour: str) -> None:
+def draw_cells(axes: Axes, view: View, *, chosen: Bool[np.ndarray, "rows columns"], colour: str) -> None:
     """Tint the chosen cells of a view."""
     for x0, y0, x1, y1 in view.cell_boxes()[chosen]:
         axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, facecolor=colour, edgecolor=colour, alpha=0.5, linewidth=0.6))

@@ -75,7 +75,8 @@ def _html(tokens: Sequence[str], values: Float[np.ndarray, " token"], *, labels:
 def _drawn(tokens: Sequence[str], values: Float[np.ndarray, " token"], *, labels: Labels, scale: Scale) -> Plot:
     places, lines = _wrapped(tokens)
     with house_style():
-        canvas = Canvas(figsize=(10, 0.7 + 0.34 * lines), layout="none")
+        canvas = Canvas(figsize=(10, 0.7 + 0.34 * lines))
+        canvas.set_layout_engine("none")
         axes = canvas.subplots()
         grounds = []
         for token, value, (line, start) in zip(tokens, values, places, strict=True):

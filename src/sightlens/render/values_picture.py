@@ -25,8 +25,8 @@ _VEIL = 0.72
 def draw_values(
     image: Picture | Sequence[Picture],
     layout: Layout,
-    values: Float[np.ndarray, " token"] | Int[np.ndarray, " token"],
     *,
+    values: Float[np.ndarray, " token"] | Int[np.ndarray, " token"],
     labels: Labels = PER_TOKEN,
     scale: Scale | None = None,
 ) -> Plot:

@@ -70,16 +70,16 @@ class Manifest:
             StoreError: naming what differs, both ways.
         """
         if found.study != self.study:
-            raise _foreign(folder, f"the study {self.study!r}", f"the study {found.study!r}")
+            raise _foreign(folder, f"the study {self.study!r}", got=f"the study {found.study!r}")
         if found.definition != self.definition:
             wanted, got = _differing(self.definition, found.definition)
-            raise _foreign(folder, f"the study {self.study!r} with {wanted}", f"one with {got}")
+            raise _foreign(folder, f"the study {self.study!r} with {wanted}", got=f"one with {got}")
         if found.identity != self.identity:
             wanted, got = _differing(self.identity, found.identity)
-            raise _foreign(folder, wanted, got)
+            raise _foreign(folder, wanted, got=got)
 
 
-def _foreign(folder: Path, wanted: str, got: str) -> StoreError:
+def _foreign(folder: Path, wanted: str, *, got: str) -> StoreError:
     do = "Give each study and each model a folder of its own."
     return StoreError(f"a store of {wanted}", f"{got} in {folder}", do)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -12,7 +13,7 @@ import xarray as xr
 from sightlens.errors import StoreError, listing
 from sightlens.metrics.bootstrap import bootstrap_mean
 from sightlens.store.provenance import Provenance
-from sightlens.store.record import Coordinate, Record
+from sightlens.store.record import Coordinate, Record, cell_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,20 @@ class Result:
         if not kept:
             raise StoreError("coordinates at which something was measured", repr(dict(coordinates)), "Leave out an axis.")
         return Result(kept)
+
+    def average(self, axis: str) -> Result:
+        """Return the result without one axis: each example's values averaged over its places (seeds, say); NaN are left out.
+
+        Raises:
+            StoreError: for an unknown axis.
+        """
+        if axis not in self.axes:
+            raise StoreError(f"an axis of this result ({listing(list(self.axes))})", repr(axis), "Check the spelling.")
+        groups: dict[str, list[Record]] = {}
+        for record in self.records:
+            rest = {name: place for name, place in record.coordinates.items() if name != axis}
+            groups.setdefault(cell_key(rest), []).append(dataclasses.replace(record, coordinates=rest))
+        return Result(tuple(_averaged(records) for records in groups.values()))
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row per cell, metric and example.
@@ -138,6 +153,17 @@ class Result:
         """Show the summary's first rows in a notebook."""
         head = repr(self).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         return f"<p>{head}</p>{self.summary().to_html(escape=True, index=False, max_rows=20, float_format='{:.4g}'.format)}"
+
+
+def _averaged(records: list[Record]) -> Record:
+    """Return one record with the mean of each example's values, the first one's extras left out."""
+    examples = tuple(dict.fromkeys(example for record in records for example in record.examples))
+    values = {}
+    for metric in records[0].values:
+        rows = [dict(zip(record.examples, record.values[metric], strict=True)) for record in records]
+        given = [[row[example] for row in rows if not math.isnan(row.get(example, math.nan))] for example in examples]
+        values[metric] = tuple(sum(numbers) / len(numbers) if numbers else math.nan for numbers in given)
+    return dataclasses.replace(records[0], examples=examples, values=values, extras={})
 
 
 def _places(places: Coordinate | Collection[Coordinate]) -> tuple[Coordinate, ...]:

@@ -158,9 +158,7 @@ def attention_mask(blocks: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch 1 se
     return ((same | shared) & causal)[:, None]
 
 
-def _asked(
-    scenes: list[tuple[Stimulus, tuple[Question, ...]]], views: list[Views], blocks: Int[Tensor, "batch seq"]
-) -> Asked:
+def _asked(scenes: list[tuple[Stimulus, tuple[Question, ...]]], views: list[Views], blocks: Int[Tensor, "batch seq"]) -> Asked:
     """Read the questions of a packed batch; the noun is the last word before the question mark."""
     found: list[tuple] = []
     for row, ((stimulus, questions), view) in enumerate(zip(scenes, views, strict=True)):

@@ -1,0 +1,48 @@
+# Everything sets itself up: `make demo` and `make test` work on a machine that has only Python >= 3.10 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+JOBS ?= 2
+
+.PHONY: setup demo test check format lint types contracts tutorials bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python .ci/install_torch.py
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	touch $(READY)
+
+demo: setup
+	$(BIN)/sightlens demo
+
+test: setup
+	$(BIN)/python -m pytest -n $(JOBS)
+
+format: setup
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+
+lint: setup
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+
+types: setup
+	$(BIN)/pyright
+
+contracts: setup
+	$(BIN)/lint-imports
+
+check: lint types contracts test tutorials
+
+tutorials: setup
+	$(BIN)/python -m pytest tutorials -n $(JOBS)
+
+bench: setup
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
