@@ -27,16 +27,18 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-WORDS = "USER ASSISTANT : . , ? is there a the where how many what colour which red green blue circle square star yes no in image and system you are helpful".split()
+WORDS = ["USER", "ASSISTANT", ":", ".", ",", "?", "is", "there", "a", "the", "where", "how", "many", "what", "colour", "which", "red", "green", "blue", "circle", "square", "star", "yes", "no", "in", "image", "and", "system", "you", "are", "helpful"]
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<image>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>", "<|im_start|>", "<|im_end|>"]
 LLAVA_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'system' %}{% for c in m['content'] %}{{ c['text'] }} {% endfor %}"
-    "{% elif m['role'] == 'user' %}USER : {% for c in m['content'] %}{% if c['type'] == 'image' %}<image> {% else %}{{ c['text'] }} {% endif %}"
+    "{% elif m['role'] == 'user' %}USER : {% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}<image> {% else %}{{ c['text'] }} {% endif %}"
     "{% endfor %}{% else %}ASSISTANT : {% for c in m['content'] %}{{ c['text'] }} {% endfor %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}ASSISTANT :{% endif %}"
 )
 INTERNVL_TEMPLATE = (
-    "{% for m in messages %}<|im_start|> {{ m['role'] }} {% for c in m['content'] %}{% if c['type'] == 'image' %}<IMG_CONTEXT> {% else %}{{ c['text'] }} {% endif %}"
+    "{% for m in messages %}<|im_start|> {{ m['role'] }} {% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}<IMG_CONTEXT> {% else %}{{ c['text'] }} {% endif %}"
     "{% endfor %}<|im_end|> {% endfor %}{% if add_generation_prompt %}<|im_start|> ASSISTANT{% endif %}"
 )
 
@@ -89,19 +91,19 @@ def tokenizer(template: str) -> PreTrainedTokenizerFast:
 
 
 def _text_config(kind: str) -> LlamaConfig | MistralConfig | Qwen2Config | Qwen3Config:
-    shape = dict(
-        vocab_size=len(WORDS) + len(SPECIAL),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
-    )
+    shape = {
+        "vocab_size": len(WORDS) + len(SPECIAL),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+    }
     match kind:
         case "llama":
             return LlamaConfig(**shape)
@@ -118,7 +120,7 @@ def _randomise(model: nn.Module, seed: int) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        near_one = "norm" in name and name.endswith("weight") or "lambda" in name
+        near_one = ("norm" in name and name.endswith("weight")) or "lambda" in name
         parameter.data = 1 + 0.2 * noise if near_one else noise * (0.3 if parameter.ndim > 1 else 0.1)
     return model.eval()
 
@@ -127,10 +129,13 @@ def hf_model(variant: Variant, seed: int = 0) -> nn.Module:
     """A random HF model of the variant."""
     text = _text_config(variant.text)
     if variant.family == "llava":
-        shape = dict(hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=2, image_size=32, patch_size=8)
+        shape = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2}
+        shape |= {"image_size": 32, "patch_size": 8}
         vision = CLIPVisionConfig(**shape) if variant.vision == "clip" else SiglipVisionConfig(**shape)
-        select = dict(vision_feature_select_strategy="default" if variant.vision == "clip" else "full")
-        config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=SPECIAL.index("<image>"), vision_feature_layer=-2, **select)
+        select = {"vision_feature_select_strategy": "default" if variant.vision == "clip" else "full"}
+        config = LlavaConfig(
+            vision_config=vision, text_config=text, image_token_index=SPECIAL.index("<image>"), vision_feature_layer=-2, **select
+        )
         return _randomise(LlavaForConditionalGeneration(config), seed)
     vision = InternVLVisionConfig(
         hidden_size=24,

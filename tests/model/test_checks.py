@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.conftest import picture
 
 from sightlens.errors import CheckpointError, LayoutError
 from sightlens.families import ImageOptions
 from sightlens.families.internvl import InternVL
 from sightlens.model import hook_contract, self_check, verify_layout
-from tests.conftest import picture
 
 
 @pytest.mark.parametrize("size", [(48, 64), (64, 64), (100, 30), (33, 200), (16, 16)], ids=str)
@@ -43,7 +43,9 @@ def test_a_wrong_tile_order_is_found(monkeypatch):
     def swapped(self, *args, **kwargs):
         viewed = original(self, *args, **kwargs)
         first, second, *rest = viewed.views
-        return replace(viewed, views=(replace(first, box=second.box, tile=second.tile), replace(second, box=first.box, tile=first.tile), *rest))
+        return replace(
+            viewed, views=(replace(first, box=second.box, tile=second.tile), replace(second, box=first.box, tile=first.tile), *rest)
+        )
 
     monkeypatch.setattr(InternVL, "view_image", swapped)
     with pytest.raises(LayoutError, match="patches of the token"):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.conftest import hooked, picture
 
 from sightlens.errors import InterventionError, PromptError
 from sightlens.interventions import Ablate, Knockout
-from tests.conftest import hooked, picture
 
 QUESTIONS = ["is there a red circle ?", "how many green square in the image and where is the blue star ?"]
 LENGTH = 6
@@ -71,7 +71,9 @@ def test_cached_decoding_under_interventions_equals_full_passes(model, intervent
     expected = greedy_by_full_passes(model, prompt, [] if "answer" in str(interventions[0]) else interventions)
     got = model.generate_ids(prompt, interventions=interventions, max_new_tokens=LENGTH, options={"eos_token_id": None})
     if "answer" in str(interventions[0]):
-        uncached = model.generate_ids(prompt, interventions=interventions, max_new_tokens=LENGTH, options={"use_cache": False, "eos_token_id": None})
+        uncached = model.generate_ids(
+            prompt, interventions=interventions, max_new_tokens=LENGTH, options={"use_cache": False, "eos_token_id": None}
+        )
         assert torch.equal(got, uncached)
         assert got[0].tolist() != expected
         assert got[0, 0] == expected[0]

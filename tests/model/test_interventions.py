@@ -6,12 +6,12 @@ import json
 
 import pytest
 import torch
+from tests.conftest import hooked, picture
+from tests.tiny import DEFAULT
 
 from sightlens.errors import InterventionError, SelectorError
 from sightlens.families.sites import Attention
 from sightlens.interventions import Ablate, Knockout, PatchIn, from_dict
-from tests.conftest import hooked, picture
-from tests.tiny import DEFAULT
 
 QUESTION = "is there a red circle ?"
 ALL = [
@@ -33,7 +33,11 @@ def test_survive_json_and_compare(intervention):
 
 
 def patchable(model):
-    return [name for name, point in model.hook_dict.items() if {"position", "token"} & set(point.site.dims) and not isinstance(point.site.tap, Attention)]
+    return [
+        name
+        for name, point in model.hook_dict.items()
+        if {"position", "token"} & set(point.site.dims) and not isinstance(point.site.tap, Attention)
+    ]
 
 
 @pytest.mark.parametrize("variant", DEFAULT, ids=str)

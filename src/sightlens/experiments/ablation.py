@@ -11,7 +11,12 @@ from sightlens.interventions import Ablate
 
 
 def ablate_tokens(
-    trials: Sequence[Trial], *, paddings: Sequence[int] = (-1, 0, 1, 2), seeds: Sequence[int] = (0, 1, 2), value: str = "mean", measure: Measure | None = None
+    trials: Sequence[Trial],
+    *,
+    paddings: Sequence[int] = (-1, 0, 1, 2),
+    seeds: Sequence[int] = (0, 1, 2),
+    value: str = "mean",
+    measure: Measure | None = None,
 ) -> Study:
     """Replace object tokens, and matched controls, by the dataset mean.
 

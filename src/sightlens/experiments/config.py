@@ -72,7 +72,7 @@ class Plan:
         except TypeError as problem:
             raise StudyError(f"arguments of {kind}", str(problem), "See `help(sightlens.experiments)`.") from problem
         if kind != "cells":
-            raise StudyError(f"[study] kind among {', '.join(KINDS)}", repr(kind), "Write kind = \"…\".")
+            raise StudyError(f"[study] kind among {', '.join(KINDS)}", repr(kind), 'Write kind = "…".')
         cells = tuple(Cell(cell.get("at", {}), tuple(map(from_dict, cell.get("do", ())))) for cell in self.cells)
         return Study("cells", cells, self.trials, measure)
 
@@ -141,7 +141,11 @@ def _box(values: Sequence[float]) -> tuple[float, float, float, float]:
 
 
 def _check_truth(question: Question, index: int) -> None:
-    needs = {"existence": question.answer in ("yes", "no"), "localization": question.box is not None, "counting": question.number is not None}
+    needs = {
+        "existence": question.answer in ("yes", "no"),
+        "localization": question.box is not None,
+        "counting": question.number is not None,
+    }
     if question.kind not in needs:
         raise StudyError(f"a kind among {', '.join(needs)}", repr(question.kind), f"Mend trial {index}.")
     if not needs[question.kind]:
@@ -158,5 +162,7 @@ def read_mask(path: Path, size: tuple[int, int]) -> PixelMask:
     """
     mask = np.asarray(open_image(path)).any(axis=-1)
     if mask.shape != size:
-        raise StudyError(f"a mask of {size[1]}×{size[0]} pixels", f"{path.name} of {mask.shape[1]}×{mask.shape[0]}", "Scale the mask without smoothing.")
+        raise StudyError(
+            f"a mask of {size[1]}×{size[0]} pixels", f"{path.name} of {mask.shape[1]}×{mask.shape[0]}", "Scale the mask without smoothing."
+        )
     return mask

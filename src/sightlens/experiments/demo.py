@@ -44,7 +44,9 @@ def run_demo(model: HookedVLM, *, pairs: int = 40, store: Path | None = None, pr
     """
     trials = pair_trials(edits.pairs(pairs, seed=HELD_OUT_SEED))
     if "mean" not in model.donors:
-        model.fit_mean([model.prepare(pair.clean.image, "how many objects ?") for pair in _other_scenes()], source="64 drawn scenes, seed 77")
+        model.fit_mean(
+            [model.prepare(pair.clean.image, "how many objects ?") for pair in _other_scenes()], source="64 drawn scenes, seed 77"
+        )
     places = {name: None if store is None else store / name for name in ("ablation", "knockout", "effects")}
     ablation = ablate_tokens(trials, seeds=(0, 1)).run(model, store=places["ablation"], batch_size=32, progress=progress)
     windows = knockout_windows(trials, layers=model.cfg.n_layers, keys=("object", "random(object, 0)", "translate(object, 0)"), width=2)
@@ -76,15 +78,23 @@ def demo_report(model: HookedVLM, findings: Findings) -> Report:
     report = Report(f"What {model.name} looks at", provenance=findings.ablation.provenance)
     report = report.add(
         "The picture and its tokens",
-        f"The question is “{trial.question.text}” The sequence is {prompt.layout}. Tinted: the {bound.layout.select('object').count} visual tokens "
-        "that show the object asked for.",
+        f"The question is “{trial.question.text}” The sequence is {prompt.layout}. "
+        f"Tinted: the {bound.layout.select('object').count} visual tokens that show the object asked for.",
         bound.show("object"),
     )
     for task, metric in TASKS.items():
-        report = report.add(f"Object tokens ablated: {task}", _ablation_sentence(findings.ablation, metric), _ablation_plot(findings.ablation, metric))
+        report = report.add(
+            f"Object tokens ablated: {task}", _ablation_sentence(findings.ablation, metric), _ablation_plot(findings.ablation, metric)
+        )
     for task, metric in TASKS.items():
-        report = report.add(f"Attention to the object knocked out: {task}", _knockout_sentence(findings.knockout, metric), _knockout_plot(findings.knockout, metric))
-    return report.add("One token at a time", _effects_sentence(findings, bound.layout.select("object").positions), _effects_plot(model, findings))
+        report = report.add(
+            f"Attention to the object knocked out: {task}",
+            _knockout_sentence(findings.knockout, metric),
+            _knockout_plot(findings.knockout, metric),
+        )
+    return report.add(
+        "One token at a time", _effects_sentence(findings, bound.layout.select("object").positions), _effects_plot(model, findings)
+    )
 
 
 def _ablation_table(outcome: Outcome, metric: str) -> pd.DataFrame:
@@ -101,12 +111,13 @@ def _ablation_sentence(outcome: Outcome, metric: str) -> str:
     table = outcome.table(metric).set_index(["condition", "padding"])
     base, hit = table.loc[("none", 0)], table.loc[("object", 0)]
     text = (
-        f"Untouched, {WORDS[metric]} is {base['mean']:.2f} (n = {int(base['n'])}). With the object's own tokens (p = 0) replaced by the mean it is "
-        f"{_interval(hit)}; with as many random tokens {_interval(table.loc[('random', 0)])}; with the same shape elsewhere "
+        f"Untouched, {WORDS[metric]} is {base['mean']:.2f} (n = {int(base['n'])}). With the object's own tokens (p = 0) replaced "
+        f"by the mean it is {_interval(hit)}; with as many random tokens {_interval(table.loc[('random', 0)])}; with the same shape elsewhere "
         f"{_interval(table.loc[('translated', 0)])}."
     )
     paired = _difference(outcome, metric)
-    return f"{text} Object minus translated control, paired by picture: {paired}. Negative p shrinks the set, and leaves out objects that vanish."
+    note = "Negative p shrinks the set, and leaves out objects that vanish."
+    return f"{text} Object minus translated control, paired by picture: {paired}. {note}"
 
 
 def _difference(outcome: Outcome, metric: str) -> str:
@@ -134,8 +145,9 @@ def _knockout_sentence(outcome: Outcome, metric: str) -> str:
     control = table[(table["keys"] == "random(object, 0)") & (table["layers"] == lowest["layers"])].iloc[0]
     every = table[(table["keys"] == "object") & (table["layers"] == "all")].iloc[0]
     return (
-        f"Untouched: {base['mean']:.2f}. The window that matters most for reading the object is layers {lowest['layers']}: {_interval(lowest)}, against "
-        f"{_interval(control)} for as many random tokens. In all layers: {_interval(every)}. The last point on the axis is the knockout in all layers."
+        f"Untouched: {base['mean']:.2f}. The window that matters most for reading the object is layers {lowest['layers']}: "
+        f"{_interval(lowest)}, against {_interval(control)} for as many random tokens. In all layers, the last point on the axis: "
+        f"{_interval(every)}."
     )
 
 
@@ -154,7 +166,8 @@ def _effects_sentence(findings: Findings, positions: np.ndarray) -> str:
     tokens = [record.coordinates["token"] for record in findings.effects.records if record.coordinates["token"] != -1]
     worst = np.argsort(_effects(findings))[: len(positions)]
     inside = sum(tokens[k] in set(positions.tolist()) for k in worst)
-    return f"Of the {len(positions)} tokens whose ablation lowers the right answer most, {inside} lie on the object, which has {len(positions)} tokens."
+    total = len(positions)
+    return f"The object has {total} tokens. Of the {total} tokens whose ablation lowers the right answer most, {inside} lie on it."
 
 
 def _interval(row: pd.Series) -> str:

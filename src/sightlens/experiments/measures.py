@@ -99,7 +99,9 @@ class AnswerLikelihood(Measure):
         logprobs = answer_logprobs(model(taught, interventions=interventions), ids, prompt_len=start).double().cpu()
         keep = torch.stack([self._keep(model, trial, row.tolist()) for trial, row in zip(trials, ids, strict=True)])
         total, count = (logprobs * keep).sum(-1), keep.sum(-1)
-        return Measured({"logprob": total.tolist(), "perplexity": (-total / count).exp().tolist()}, [{"answer": answer} for answer in answers])
+        return Measured(
+            {"logprob": total.tolist(), "perplexity": (-total / count).exp().tolist()}, [{"answer": answer} for answer in answers]
+        )
 
     def _keep(self, model: HookedVLM, trial: Trial, ids: list[int]) -> torch.Tensor:
         if trial.question.kind != "localization":

@@ -72,7 +72,7 @@ class Study:
     trials: tuple[Trial, ...]
     measure: Measure = field(default_factory=GeneratedAnswer)
     seed: int = 0
-    axes: Axes = Axes()
+    axes: Axes = field(default_factory=Axes)
 
     def __post_init__(self) -> None:
         """Check that there is something to run.
@@ -89,9 +89,7 @@ class Study:
         if len(axes) > 1:
             raise StudyError("cells on the same axes", f"{sorted(axes)}", "Give every cell the same coordinate names.")
 
-    def run(
-        self, model: HookedVLM, *, store: str | Path | None = None, batch_size: int = 16, progress: bool = True
-    ) -> Outcome:
+    def run(self, model: HookedVLM, *, store: str | Path | None = None, batch_size: int = 16, progress: bool = True) -> Outcome:
         """Measure every cell that the store does not hold yet.
 
         Args:
@@ -124,7 +122,9 @@ class Study:
             tick()
         return self._record(cell, [(trial.id, *rows[trial.id]) for trial in self.trials], provenance)
 
-    def _measure_batch(self, model: HookedVLM, cell: Cell, batch: Batch, *, batches: Batches) -> dict[str, tuple[dict[str, float], dict[str, Any]]]:
+    def _measure_batch(
+        self, model: HookedVLM, cell: Cell, batch: Batch, *, batches: Batches
+    ) -> dict[str, tuple[dict[str, float], dict[str, Any]]]:
         """Measure a batch, leaving out trials on which an intervention selects nothing; they keep NaN and the reason."""
         reasons = [_unusable(cell, layout) for layout in batch.prompt.layouts]
         usable = tuple(trial for trial, reason in zip(batch.trials, reasons, strict=True) if reason is None)
@@ -145,9 +145,7 @@ class Study:
         values = {name: [row[1][name] for row in rows] for name in metrics} if rows else {name: [float("nan")] for name in metrics}
         examples = tuple(row[0] for row in rows) or ("none",)
         extras = {"interventions": [i.to_dict() for i in cell.interventions], "trials": [dict(row[2]) for row in rows]}
-        return Record(
-            study=self.name, coordinates=cell.coordinates, examples=examples, values=values, provenance=provenance, extras=extras
-        )
+        return Record(study=self.name, coordinates=cell.coordinates, examples=examples, values=values, provenance=provenance, extras=extras)
 
     def _definition(self) -> dict[str, Any]:
         cells = [{"at": dict(cell.coordinates), "do": [i.to_dict() for i in cell.interventions]} for cell in self.cells]
@@ -222,7 +220,10 @@ class Batches:
 
 def _bare_hashes(prompt: Prompt) -> list[str]:
     """Return a hash of each example's layout that does not depend on the padding of its batch."""
-    return [_join([repr(layout.views), repr(layout.image_sizes), *layout.tokens[layout.length - n :]]) for layout, n in zip(prompt.layouts, prompt.lengths, strict=True)]
+    return [
+        _join([repr(layout.views), repr(layout.image_sizes), *layout.tokens[layout.length - n :]])
+        for layout, n in zip(prompt.layouts, prompt.lengths, strict=True)
+    ]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sightlens._types import Box, PixelMask, PILImage
+from sightlens._types import Box, PILImage, PixelMask
 from sightlens.errors import StudyError
 from sightlens.metrics import BoxFormat
 from sightlens.stimuli import Pair, Question, Stimulus

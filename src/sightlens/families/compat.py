@@ -23,7 +23,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from sightlens.errors import VersionError
 
-__all__ = ["HookPoint", "TESTED", "check_versions", "lens_config", "register_attention", "sdpa_attention_forward", "unwrap_bridge"]
+__all__ = ["TESTED", "HookPoint", "check_versions", "lens_config", "register_attention", "sdpa_attention_forward", "unwrap_bridge"]
 
 TESTED: Mapping[str, tuple[str, str]] = {
     "transformers": ("5.23", "5.25"),

@@ -126,5 +126,7 @@ def require_values(config: PreTrainedConfig, field: str, allowed: Sequence[Any])
     value = getattr(config, field)
     if value not in allowed:
         raise FamilyError(
-            f"{field} in {list(allowed)} for model type {config.model_type!r}", repr(value), "This configuration changes the layout; open an issue."
+            f"{field} in {list(allowed)} for model type {config.model_type!r}",
+            repr(value),
+            "This configuration changes the layout; open an issue.",
         )

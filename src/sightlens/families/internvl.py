@@ -54,7 +54,9 @@ class InternVL(Family):
         require_values(config, "downsample_ratio", (0.5, 1.0))
         grid = self.token_grid(config)
         if grid.count != config.image_seq_length:
-            raise FamilyError(f"image_seq_length {grid.count} (from image, patch and shuffle)", f"{config.image_seq_length}", "Mend config.json.")
+            raise FamilyError(
+                f"image_seq_length {grid.count} (from image, patch and shuffle)", f"{config.image_seq_length}", "Mend config.json."
+            )
 
     def token_grid(self, config: PreTrainedConfig) -> Grid:
         """Merge ``1 / downsample_ratio`` patches per side."""

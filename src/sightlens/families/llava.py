@@ -65,7 +65,9 @@ class Llava(Family):
         chosen = with_mode(processor, options.image_mode)
         box = image_steps(chosen).shown_box((image.height, image.width))
         pixels = chosen(images=[image], return_tensors="pt")["pixel_values"]
-        return ViewedImage(pixels, (View(kind="global", tile=None, image=index, grid=(grid.rows, grid.columns), box=box, merge=grid.merge),))
+        return ViewedImage(
+            pixels, (View(kind="global", tile=None, image=index, grid=(grid.rows, grid.columns), box=box, merge=grid.merge),)
+        )
 
     def box_format(self, *, padded: bool) -> BoxFormat:
         """Two-decimal corners relative to the padded square (or to the kept crop)."""
@@ -86,7 +88,18 @@ def with_mode(processor: Any, mode: str | None) -> Any:
         return processor
     if mode not in ("pad", "crop"):
         raise FamilyError("image_mode 'pad' or 'crop'", repr(mode), "Leave it out to keep the checkpoint's own.")
-    kept = ("size", "crop_size", "image_mean", "image_std", "resample", "do_resize", "do_center_crop", "do_rescale", "do_normalize", "rescale_factor")
+    kept = (
+        "size",
+        "crop_size",
+        "image_mean",
+        "image_std",
+        "resample",
+        "do_resize",
+        "do_center_crop",
+        "do_rescale",
+        "do_normalize",
+        "rescale_factor",
+    )
     settings = processor.to_dict()
     return LlavaImageProcessorPil(**{key: settings[key] for key in kept if key in settings}, do_pad=mode == "pad")
 

@@ -87,13 +87,13 @@ class Processing:
     def _example(self, group: Sequence[ImageLike], text: str, wording: Wording, *, options: ImageOptions) -> _Example:
         pictures = tuple(open_image(image) for image in group)
         grid = self.grid
-        viewed = [
-            self.family.view_image(picture, self.image_processor, options, index=k, grid=grid) for k, picture in enumerate(pictures)
-        ]
+        viewed = [self.family.view_image(picture, self.image_processor, options, index=k, grid=grid) for k, picture in enumerate(pictures)]
         rendered = self._render(text, wording, images=len(pictures))
         expanded, offsets = self._expand(rendered, viewed)
         encoded = self._encode(expanded)
-        layout = self._layout(encoded, viewed, spans=_spans(rendered, text, wording, offsets), sizes=[(p.height, p.width) for p in pictures])
+        layout = self._layout(
+            encoded, viewed, spans=_spans(rendered, text, wording, offsets), sizes=[(p.height, p.width) for p in pictures]
+        )
         return _Example(encoded["input_ids"], layout, tuple(view.pixels for view in viewed), pictures, rendered)
 
     def _render(self, text: str, wording: Wording, *, images: int) -> str:
@@ -105,13 +105,19 @@ class Processing:
                 raise PromptError("no system message in a raw text", repr(wording.system), "Write it into the text.")
             if text.count(placeholder) != images:
                 raise PromptError(
-                    f"{images} times {placeholder!r} in a raw text with {images} images", f"{text.count(placeholder)}", "Write one per image."
+                    f"{images} times {placeholder!r} in a raw text with {images} images",
+                    f"{text.count(placeholder)}",
+                    "Write one per image.",
                 )
             return text
         if placeholder in text:
-            raise PromptError(f"a text without {placeholder!r} for the chat template", repr(text[:80]), "Use template='raw' to place images yourself.")
+            raise PromptError(
+                f"a text without {placeholder!r} for the chat template", repr(text[:80]), "Use template='raw' to place images yourself."
+            )
         if self.tokenizer.chat_template is None:
-            raise PromptError("a checkpoint with a chat template", "none", f"Use template='raw' and write {placeholder!r} where the image goes.")
+            raise PromptError(
+                "a checkpoint with a chat template", "none", f"Use template='raw' and write {placeholder!r} where the image goes."
+            )
         content = [{"type": "image"}] * images + [{"type": "text", "text": text}]
         system = [] if wording.system is None else [{"role": "system", "content": [{"type": "text", "text": wording.system}]}]
         messages = [*system, {"role": "user", "content": content}]
@@ -137,7 +143,9 @@ class Processing:
         encoded = self.tokenizer(text, return_offsets_mapping=True, add_special_tokens=not has_bos)
         limit = self.config.text_config.max_position_embeddings
         if len(encoded["input_ids"]) > limit:
-            raise PromptError(f"at most {limit} positions", f"{len(encoded['input_ids'])}", "Use fewer tiles, fewer images or a shorter text.")
+            raise PromptError(
+                f"at most {limit} positions", f"{len(encoded['input_ids'])}", "Use fewer tiles, fewer images or a shorter text."
+            )
         return encoded
 
     def _layout(
@@ -149,7 +157,9 @@ class Processing:
         expected = sum(view.count for view in views)
         if len(visual) != expected:
             raise PromptError(
-                f"{expected} image tokens after tokenization", f"{len(visual)}", "The text holds the image token, or the tokenizer splits it."
+                f"{expected} image tokens after tokenization",
+                f"{len(visual)}",
+                "The text holds the image token, or the tokenizer splits it.",
             )
         known = [*self._markers(ids, viewed, visual), *_text_segments(encoded["offset_mapping"], spans)]
         return build_layout(self.tokenizer.convert_ids_to_tokens(ids.tolist()), visual=visual, views=views, image_sizes=sizes, known=known)
@@ -197,7 +207,9 @@ def _pair_up(images: Any, texts: str | Sequence[str]) -> list[tuple[list[ImageLi
     groups = [None] * len(texts) if images is None else images
     if not isinstance(groups, (list, tuple)) or len(groups) != len(texts):
         count = len(groups) if isinstance(groups, (list, tuple)) else 1
-        raise PromptError(f"{len(texts)} image entries for {len(texts)} texts", f"{count}", "Give each text an image, a list of images, or None.")
+        raise PromptError(
+            f"{len(texts)} image entries for {len(texts)} texts", f"{count}", "Give each text an image, a list of images, or None."
+        )
     return [(_as_list(group), text) for group, text in zip(groups, texts, strict=True)]
 
 
@@ -210,7 +222,10 @@ def _spans(rendered: str, text: str, wording: Wording, moves: list[tuple[int, in
     if wording.template == "raw":
         return []
     spans = []
-    for words, role, start in ((text, "question", rendered.rfind(text.strip())), (wording.system, "system", rendered.find((wording.system or "").strip()))):
+    for words, role, start in (
+        (text, "question", rendered.rfind(text.strip())),
+        (wording.system, "system", rendered.find((wording.system or "").strip())),
+    ):
         if words and words.strip() and start >= 0:
             shift = max((move for move in moves if move[0] <= start), default=(0, 0))[1]
             spans.append((start + shift, start + shift + len(words.strip()), role))
@@ -224,5 +239,3 @@ def _text_segments(offsets: Sequence[tuple[int, int]], spans: list[tuple[int, in
         if inside:
             found.append(Text(inside[0], inside[-1] + 1, role))  # type: ignore[arg-type]
     return found
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -35,13 +35,15 @@ class Prompt:
     layouts: tuple[Layout, ...]
     images: tuple[tuple[Image.Image, ...], ...]
     texts: tuple[str, ...]
-    options: ImageOptions = ImageOptions()
+    options: ImageOptions = field(default_factory=ImageOptions)
 
     def __post_init__(self) -> None:
         """Check that tensors and layouts agree in length."""
         batch, length = self.tensors["input_ids"].shape
         if len(self.layouts) != batch or any(layout.length != length for layout in self.layouts):
-            raise LayoutError(f"{batch} layouts of {length} positions", str([layout.length for layout in self.layouts]), "This is a bug; report it.")
+            raise LayoutError(
+                f"{batch} layouts of {length} positions", str([layout.length for layout in self.layouts]), "This is a bug; report it."
+            )
 
     def __len__(self) -> int:
         """Count the examples."""
@@ -120,7 +122,9 @@ class Prompt:
         """
         lengths = {len(answer) for answer in ids}
         if len(ids) != len(self) or len(lengths) != 1 or 0 in lengths:
-            raise PromptError(f"{len(self)} answers of one length", f"{[len(answer) for answer in ids]}", "Batch answers of one length together.")
+            raise PromptError(
+                f"{len(self)} answers of one length", f"{[len(answer) for answer in ids]}", "Batch answers of one length together."
+            )
         count = lengths.pop()
         added = {
             "input_ids": torch.tensor([list(answer) for answer in ids]),

@@ -6,4 +6,16 @@ from sightlens.interventions.intervention import Ablate, Intervention, Knockout,
 from sightlens.interventions.means import Mean, MeanMeter
 from sightlens.interventions.where import Fixed, Where, freeze_where, resolve_where
 
-__all__ = ["Ablate", "Fixed", "Intervention", "Knockout", "Mean", "MeanMeter", "PatchIn", "Where", "freeze_where", "from_dict", "resolve_where"]
+__all__ = [
+    "Ablate",
+    "Fixed",
+    "Intervention",
+    "Knockout",
+    "Mean",
+    "MeanMeter",
+    "PatchIn",
+    "Where",
+    "freeze_where",
+    "from_dict",
+    "resolve_where",
+]

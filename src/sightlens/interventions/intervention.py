@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar
@@ -31,6 +31,7 @@ class Intervention(ABC):
             object.__setattr__(self, name, freeze_where(getattr(self, name)))
         self.check()
 
+    @abstractmethod
     def check(self) -> None:
         """Refuse fields that contradict each other.
 
@@ -174,5 +175,3 @@ class Knockout(Intervention):
         _check_numbers(self.heads, "heads")
         if not self.phases or not set(self.phases) <= {"prefill", "decode"}:
             raise InterventionError("phases among prefill and decode", f"{self.phases}", "Name at least one.")
-
-

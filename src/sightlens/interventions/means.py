@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from dataclasses import dataclass
 
 import torch
@@ -54,5 +53,3 @@ class MeanMeter:
         if self._sum is None:
             raise InterventionError("at least one image to average over", "none", "Give some prompts with images.")
         return Mean((self._sum / self.tokens).to(torch.float32), self.site, self.source, self.tokens)
-
-

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-
 from sightlens.errors import InterventionError
 from sightlens.layout import Layout, Selector, Structure, TokenSet, parse
+
 
 @dataclass(frozen=True)
 class Fixed:

@@ -87,7 +87,9 @@ def select(address: Address, site: Site, window: Window) -> tuple[Selection, ...
     """
     assert address.at is not None
     if not site.positional:
-        raise HookError("a site whose dimensions are positions or visual tokens", f"{site.name} {list(site.dims)}", "Read it without a selector.")
+        raise HookError(
+            "a site whose dimensions are positions or visual tokens", f"{site.name} {list(site.dims)}", "Read it without a selector."
+        )
     if address.keys is not None and "query" not in site.dims:
         raise HookError("an attention site for `queries -> keys`", site.name, "Use one selector.")
     chosen = tuple(layout.select(address.at) for layout in window.layouts)

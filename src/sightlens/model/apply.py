@@ -13,7 +13,7 @@ from torch import Tensor
 from sightlens.errors import InterventionError, listing
 from sightlens.families.sites import Site
 from sightlens.interventions import Ablate, Fixed, Intervention, Knockout, Mean, PatchIn, resolve_where
-from sightlens.layout import Layout, Selector
+from sightlens.layout import Selector
 from sightlens.model.cache import Cache
 from sightlens.model.knockout import knock_out
 from sightlens.model.sites import Sites
@@ -169,16 +169,22 @@ def _patch(intervention: PatchIn, name: str, donors: Mapping[str, Donor]) -> Cha
     cache = donors.get(intervention.donor)
     if not isinstance(cache, Cache) or name not in cache:
         got = f"a cache of {listing(list(cache), limit=6)}" if isinstance(cache, Cache) else f"donors {listing(sorted(donors)) or 'none'}"
-        raise InterventionError(f"a donor {intervention.donor!r} that holds {name}", got, "Capture it with run_with_cache, pass it in donors=.")
+        raise InterventionError(
+            f"a donor {intervention.donor!r} that holds {name}", got, "Capture it with run_with_cache, pass it in donors=."
+        )
     layouts = cache.window.layouts
 
     def change(old: Tensor, example: int) -> Tensor:
         donor = example if len(layouts) > 1 else 0
         if donor >= len(layouts):
-            raise InterventionError("one donor example, or as many as the batch has", f"{len(layouts)}", "Capture the donor on as many prompts.")
+            raise InterventionError(
+                "one donor example, or as many as the batch has", f"{len(layouts)}", "Capture the donor on as many prompts."
+            )
         given = _donor_values(cache, name, intervention, donor).to(old)
         if given.shape != old.shape:
-            raise InterventionError(f"donor values of shape {list(old.shape)}", f"{list(given.shape)}", "Make at= and source= select equally many.")
+            raise InterventionError(
+                f"donor values of shape {list(old.shape)}", f"{list(given.shape)}", "Make at= and source= select equally many."
+            )
         if intervention.mode == "add":
             return old + intervention.alpha * given
         return given if intervention.mode == "replace" else old + intervention.alpha * (given - old)

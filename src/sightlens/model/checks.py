@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from sightlens.errors import CheckpointError, LayoutError
@@ -56,7 +55,9 @@ def self_check(model: HookedVLM) -> tuple[Check, ...]:
     checks = tuple(Check(name, *_judge(difference, scale, limit)) for name, difference in differences.items())
     if failed := [check for check in checks if not check.passed]:
         raise CheckpointError(
-            "paths that agree", "; ".join(f"{check.name}: {check.detail}" for check in failed), "Try dtype=torch.float32 or another attention path."
+            "paths that agree",
+            "; ".join(f"{check.name}: {check.detail}" for check in failed),
+            "Try dtype=torch.float32 or another attention path.",
         )
     return checks
 
@@ -70,7 +71,11 @@ def _cached_logits(model: HookedVLM, prompt: Prompt) -> Tensor:
     """Return the last position's logits from a step that reuses the keys and values of the rest."""
     ids, mask, positions = (prompt.tensors[name] for name in ("input_ids", "attention_mask", "position_ids"))
     first = model.hf(
-        input_ids=ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions[:, :-1], pixel_values=prompt.tensors["pixel_values"], use_cache=True
+        input_ids=ids[:, :-1],
+        attention_mask=mask[:, :-1],
+        position_ids=positions[:, :-1],
+        pixel_values=prompt.tensors["pixel_values"],
+        use_cache=True,
     )
     cache = first.cache if "cache" in first else first.past_key_values
     name = "cache" if "cache" in first else "past_key_values"
@@ -94,7 +99,11 @@ def verify_layout(model: HookedVLM, prompt: Prompt, *, tokens: int = 8, seed: in
     Raises:
         LayoutError: naming the token and the link that fails.
     """
-    return tuple(check for example in range(len(prompt)) for check in _verify_example(model, _alone(model, prompt, example), tokens=tokens, seed=seed))
+    return tuple(
+        check
+        for example in range(len(prompt))
+        for check in _verify_example(model, _alone(model, prompt, example), tokens=tokens, seed=seed)
+    )
 
 
 def _alone(model: HookedVLM, prompt: Prompt, example: int) -> Prompt:
@@ -111,7 +120,9 @@ def _verify_example(model: HookedVLM, prompt: Prompt, *, tokens: int, seed: int)
     _, cache = model.run_with_cache(prompt, names_filter=names)
     flat = cache["hook_visual_embed"].flatten(0, 1)
     if not torch.equal(cache["hook_merged_embed"][0, table["position"]], flat.to(cache["hook_merged_embed"].dtype)):
-        raise LayoutError("the projector's outputs at the layout's visual positions", "other values", f"The layout of {layout} is wrong; report it.")
+        raise LayoutError(
+            "the projector's outputs at the layout's visual positions", "other values", f"The layout of {layout} is wrong; report it."
+        )
     for k in chosen:
         yield _verify_token(model, prompt, table[k], flat=int(k), before=cache["vision_encoder.embeddings.hook_out"])
 
@@ -125,7 +136,12 @@ def _inner(box: np.ndarray) -> tuple[int, int, int, int]:
     """Return the whole pixels nearest to the middle half of a box."""
     x0, y0, x1, y1 = box
     inset = (x1 - x0) / 4, (y1 - y0) / 4
-    return round(x0 + inset[0]), round(y0 + inset[1]), max(round(x1 - inset[0]), round(x0 + inset[0]) + 1), max(round(y1 - inset[1]), round(y0 + inset[1]) + 1)
+    return (
+        round(x0 + inset[0]),
+        round(y0 + inset[1]),
+        max(round(x1 - inset[0]), round(x0 + inset[0]) + 1),
+        max(round(y1 - inset[1]), round(y0 + inset[1]) + 1),
+    )
 
 
 def _verify_token(model: HookedVLM, prompt: Prompt, row: np.void, *, flat: int, before: Tensor) -> Check:
@@ -140,9 +156,17 @@ def _verify_token(model: HookedVLM, prompt: Prompt, row: np.void, *, flat: int, 
     other[patches] = 0
     name = f"token at position {row['position']} (view {row['view']}, row {row['row']}, column {row['column']})"
     if moved[patches].max() <= other.max():
-        raise LayoutError(f"the patches of the {name} to move most when its box changes", f"patch {int(other.argmax())}", "The layout is wrong; report it.")
+        raise LayoutError(
+            f"the patches of the {name} to move most when its box changes",
+            f"patch {int(other.argmax())}",
+            "The layout is wrong; report it.",
+        )
     _verify_merge(model, prompt, row, flat=flat, patches=patches)
-    return Check(name, passed=True, detail=f"pixels move its patches {float(moved[patches].max() / other.max().clamp(min=1e-9)):.1f}× more than any other")
+    return Check(
+        name,
+        passed=True,
+        detail=f"pixels move its patches {float(moved[patches].max() / other.max().clamp(min=1e-9)):.1f}× more than any other",
+    )
 
 
 def _patches(model: HookedVLM, row: np.void, *, count: int) -> list[int]:
@@ -167,7 +191,11 @@ def _verify_merge(model: HookedVLM, prompt: Prompt, row: np.void, *, flat: int, 
         _, cache = model.run_with_cache(prompt, names_filter="hook_visual_embed")
     moved = (cache["hook_visual_embed"] != plain["hook_visual_embed"]).flatten(0, 1).any(-1)
     if moved.nonzero().flatten().tolist() != [flat]:
-        raise LayoutError(f"only visual token {flat} to move with its patches", f"{moved.nonzero().flatten().tolist()[:8]}", "The layout is wrong; report it.")
+        raise LayoutError(
+            f"only visual token {flat} to move with its patches",
+            f"{moved.nonzero().flatten().tolist()[:8]}",
+            "The layout is wrong; report it.",
+        )
 
 
 @torch.no_grad()
@@ -186,7 +214,9 @@ def hook_contract(model: HookedVLM, prompt: Prompt) -> Iterator[Check]:
         moved = (model.run_with_hooks(prompt, fwd_hooks=[(name, _disturb)]).float() - plain).abs().max()
         exact = 0.0 if not isinstance(point.site.tap, Attention) else limit
         passed = len(seen) == 1 and float(same) <= exact and float(moved) > 0
-        yield Check(name, passed, f"fires {len(seen)}×, shape {list(seen[0]) if seen else None}, back {float(same):.1g}, moved {float(moved):.2g}")
+        yield Check(
+            name, passed, f"fires {len(seen)}×, shape {list(seen[0]) if seen else None}, back {float(same):.1g}, moved {float(moved):.2g}"
+        )
 
 
 def _disturb(value: Tensor, hook: object) -> Tensor:

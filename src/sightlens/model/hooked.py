@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from sightlens._types import Logits
@@ -17,18 +16,16 @@ from sightlens.errors import HookError, PromptError
 from sightlens.families import ImageOptions, Processing, Prompt, Wording
 from sightlens.families.compat import check_versions, lens_config, unwrap_bridge
 from sightlens.families.processing import Images, Template
-from sightlens.families.sites import HeadResult, Input
 from sightlens.interventions import Intervention, Mean, MeanMeter
 from sightlens.metrics import BoxFormat
-from sightlens.model.address import Address, parse_address, read, write
+from sightlens.model.address import Address, parse_address
 from sightlens.model.apply import Donor, applied
 from sightlens.model.cache import Cache
+from sightlens.model.hooking import HookFunction, NameFilter, check_kept, find_addresses, keeper, shown
 from sightlens.model.loading import load_checkpoint, processing_for
 from sightlens.model.sites import Sites
 from sightlens.model.taps import LiveSite
 
-HookFunction = Callable[..., Tensor | None]
-NameFilter = str | Sequence[str] | Callable[[str], bool] | None
 Hooks = Sequence[tuple[str, HookFunction]]
 
 
@@ -103,7 +100,9 @@ class HookedVLM:
         Raises:
             FamilyError: an unknown family or configuration.
         """
-        return cls(hf, processing_for(hf.config, processor.tokenizer, processor.image_processor), name=hf.config.name_or_path or type(hf).__name__)
+        return cls(
+            hf, processing_for(hf.config, processor.tokenizer, processor.image_processor), name=hf.config.name_or_path or type(hf).__name__
+        )
 
     @classmethod
     def from_bridge(cls, bridge: Any, processor: Any) -> HookedVLM:
@@ -115,7 +114,8 @@ class HookedVLM:
 
     def __repr__(self) -> str:
         """Name, family and size."""
-        return f"HookedVLM({self.name}: {self.processing.family.name}, {self.cfg.n_layers} layers × {self.sites.n_heads} heads, {len(self.sites.points)} hooks)"
+        size = f"{self.cfg.n_layers} layers × {self.sites.n_heads} heads, {len(self.sites.points)} hooks"
+        return f"HookedVLM({self.name}: {self.processing.family.name}, {size})"
 
     @property
     def device(self) -> torch.device:
@@ -124,7 +124,7 @@ class HookedVLM:
 
     @property
     def attention(self) -> str:
-        """The attention path that unhooked layers take: ``sdpa``, ``eager``, …"""
+        """The attention path of layers that nobody looks into, such as ``sdpa`` or ``eager``."""
         return self.hf.config._attn_implementation
 
     @property
@@ -229,12 +229,13 @@ class HookedVLM:
             Logits ``[batch, position, vocab]`` and the cache.
         """
         kept: dict[str, Tensor] = {}
-        addresses = self._addresses(names_filter)
+        addresses = find_addresses(self.sites, names_filter)
+        keepers = [(str(address), keeper(address, self.sites.point(address.name), kept)) for address in addresses]
         with self._running(prompt, interventions, donors):
-            with self.hooks(fwd_hooks=[(str(address), self._keeper(address, kept)) for address in addresses]):
+            with self.hooks(fwd_hooks=keepers):
                 logits = self.hf(**prompt.tensors, use_cache=False).logits
             window = self.sites.window.snapshot()
-        self._check_kept(addresses, kept, prompt)
+        check_kept(addresses, kept, images="pixel_values" in prompt.tensors)
         return logits, Cache(kept, {name: point.site for name, point in self.sites.points.items()}, window)
 
     def generate(
@@ -345,73 +346,6 @@ class HookedVLM:
 
     def _add(self, address: Address, function: HookFunction, direction: Literal["fwd", "bwd"]) -> tuple[LiveSite, Any]:
         point = self.sites.point(address.name)
-        if address.at is None:
-            return point, point.add_hook(_checked(function, point), dir=direction)
-        if direction == "bwd":
+        if address.at is not None and direction == "bwd":
             raise HookError("a backward hook without a selector", str(address), "Select inside the function.")
-        return point, point.add_hook(self._addressed(function, address, point))
-
-    def _addressed(self, function: HookFunction, address: Address, point: LiveSite) -> HookFunction:
-        """Show a hook function only the addressed part, and write back what it returns or edits."""
-        window = self.sites.window
-
-        def hook(value: Tensor, hook: LiveSite) -> Tensor | None:
-            if not window.layouts:
-                raise HookError("a forward pass of a Prompt", "one without layouts", f"Call model(prompt); {address} needs to know its positions.")
-            part = read(value, address, point.site, window)
-            if part is None:
-                return None
-            before = part._version
-            new = function(part, hook=hook)
-            if new is None and part._version == before:
-                return None
-            new = part if new is None else new
-            _check_shape(new, part, str(address))
-            return write(value, new, address, site=point.site, window=window)
-
-        return hook
-
-    def _addresses(self, names: NameFilter) -> list[Address]:
-        points = self.sites.points
-        if names is None:
-            return [Address(name) for name, point in points.items() if not isinstance(point.site.tap, HeadResult)]
-        if callable(names):
-            return [Address(name) for name in points if names(name)]
-        found: list[Address] = []
-        for text in [names] if isinstance(names, str) else names:
-            address = parse_address(text)
-            matching = [name for name in points if fnmatchcase(name, address.name)]
-            matching = matching or [self.sites.point(address.name).name]
-            found += [Address(name, address.at, address.keys) for name in matching]
-        return found
-
-    def _keeper(self, address: Address, kept: dict[str, Tensor]) -> HookFunction:
-        tap = self.sites.point(address.name).site.tap
-        shared = isinstance(tap, Input) and tap.shared
-
-        def keep(value: Tensor, hook: LiveSite) -> None:
-            kept[str(address)] = value.clone() if shared else value
-
-        return keep
-
-    def _check_kept(self, addresses: Sequence[Address], kept: Mapping[str, Tensor], prompt: Prompt) -> None:
-        missing = [str(address) for address in addresses if str(address) not in kept]
-        visual = [name for name in missing if name.startswith("vision_") or name.startswith("hook_visual")]
-        if missing and not (set(missing) == set(visual) and "pixel_values" not in prompt.tensors):
-            raise HookError("every asked-for site to be reached", f"{missing} were not", "Check that the selector chooses positions of this prompt.")
-
-
-def _checked(function: HookFunction, point: LiveSite) -> HookFunction:
-    def hook(value: Tensor, hook: LiveSite) -> Tensor | None:
-        new = function(value, hook=hook)
-        if isinstance(value, Tensor) and new is not None:
-            _check_shape(new, value, point.name or "")
-        return new
-
-    return hook
-
-
-def _check_shape(new: Any, old: Float[Tensor, ...], name: str) -> None:
-    if not isinstance(new, Tensor) or new.shape != old.shape:
-        got = list(new.shape) if isinstance(new, Tensor) else type(new).__name__
-        raise HookError(f"a hook at {name} that returns None or shape {list(old.shape)}", f"{got}", "Return a tensor of the shape it was given.")
+        return point, point.add_hook(shown(function, address, point, window=self.sites.window), dir=direction)

@@ -26,7 +26,7 @@ def knock_out(sites: Sites, intervention: Knockout, count: Callable[[int], None]
         taps.edits.append(edit)
         refresh(module)
 
-        def remove(taps=taps, module=module) -> None:  # noqa: ANN001
+        def remove(taps=taps, module=module) -> None:
             taps.edits.remove(edit)
             refresh(module)
 

@@ -131,7 +131,9 @@ def _load_weights(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype 
     try:
         hf, info = cls.from_pretrained(folder, config=config, dtype=dtype, device_map=placement, **options)
     except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as problem:
-        raise CheckpointError("weights that HF can load", f"{type(problem).__name__}: {problem}", "Check the checkpoint's files.") from problem
+        raise CheckpointError(
+            "weights that HF can load", f"{type(problem).__name__}: {problem}", "Check the checkpoint's files."
+        ) from problem
     _check_keys(info)
     half_on_cpu = dtype == "auto" and hf.dtype == torch.float16 and hf.device.type == "cpu"
     return hf.float() if half_on_cpu else hf
@@ -167,7 +169,9 @@ def processing_for(config: PreTrainedConfig, tokenizer: Any, image_processor: An
     found = tokenizer.convert_tokens_to_ids(family.template_image)
     if found != config.image_token_id:
         raise CheckpointError(
-            f"the id {config.image_token_id} of config.json for {family.template_image!r}", f"{found} in the tokenizer", "Use the checkpoint's own tokenizer."
+            f"the id {config.image_token_id} of config.json for {family.template_image!r}",
+            f"{found} in the tokenizer",
+            "Use the checkpoint's own tokenizer.",
         )
     if not tokenizer.is_fast:
         raise CheckpointError("a fast tokenizer", type(tokenizer).__name__, "Convert it with transformers (tokenizer.json).")

@@ -134,5 +134,3 @@ def _result_hook(point: LiveSite, tap: HeadResult) -> Callable[..., Any]:
         return output.detach() + (point(result) - kept).sum(dim=2)
 
     return hook
-
-

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer,
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
-LONGEST_ANSWER = 6
+LONGEST_ANSWER = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +48,10 @@ def prompt_text(checkpoint: Checkpoint, question: str, views: int) -> str:
 
 
 @torch.no_grad()
-def generate(checkpoint: Checkpoint, image: Image.Image, questions: list[str]) -> list[str]:
-    """Greedy answers to questions about one image, special tokens removed."""
-    seen = checkpoint.pixels(images=[image], return_tensors="pt")["pixel_values"]
-    text = [prompt_text(checkpoint, question, len(seen)) for question in questions]
+def generate(checkpoint: Checkpoint, images: list[Image.Image], questions: list[str]) -> list[str]:
+    """Greedy answers, special tokens removed, to question k about image k, all in one left-padded batch."""
+    seen = [checkpoint.pixels(images=[image], return_tensors="pt")["pixel_values"] for image in images]
+    text = [prompt_text(checkpoint, question, len(views)) for question, views in zip(questions, seen, strict=True)]
     inputs = checkpoint.tokenizer(text, return_tensors="pt", padding=True)
-    pixels = seen.repeat(len(questions), 1, 1, 1)
-    output = checkpoint.model.generate(**inputs, pixel_values=pixels, do_sample=False, max_new_tokens=LONGEST_ANSWER)
+    output = checkpoint.model.generate(**inputs, pixel_values=torch.cat(seen), do_sample=False, max_new_tokens=LONGEST_ANSWER)
     return checkpoint.tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+import torch
+
 from sightlens.stimuli.shapes import COLOURS, SHAPES, SIDES
 from sightlens.zoo.answers import load_checkpoint
 from sightlens.zoo.evaluate import FOLDERS, Bars, ask, score
@@ -79,6 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--scenes", type=int, default=400)
     parser.add_argument("--run", default="", help="a sentence about the training run: minutes, steps, machine")
     given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
     folder: Path = FOLDERS[given.model]
     scores = score(ask(load_checkpoint(folder), given.scenes))
     (folder / "README.md").write_text(card(RECIPES[given.model], scores, scenes=given.scenes, run=given.run))

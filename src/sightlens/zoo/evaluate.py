@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from sightlens.stimuli.stimulus import Box, Question, Stimulus
 from sightlens.zoo.answers import Checkpoint, generate, load_checkpoint
@@ -17,6 +18,7 @@ from sightlens.zoo.recipe import HELD_OUT_SEED, RECIPES
 from sightlens.zoo.vocabulary import COORDINATES
 
 THRESHOLDS = (0.5, 0.7, 0.9)
+TOGETHER = 96
 FOLDERS = {name: Path(__file__).parent / f"tiny-{name}" for name in RECIPES}
 
 
@@ -35,6 +37,16 @@ class Bars:
     def missed(self, scores: dict[str, float]) -> list[str]:
         """Every bar above its score, in words."""
         return [f"{name} {scores.get(name, 0.0):.3f} < {bar}" for name, bar in asdict(self).items() if scores.get(name, 0.0) < bar]
+
+
+@dataclass(frozen=True, eq=False)
+class Posed:
+    """A question put to a model: about which stimulus, the frame its box is answered in, and the number of views."""
+
+    stimulus: Stimulus
+    question: Question
+    frame: Box
+    views: int
 
 
 @dataclass(frozen=True)
@@ -65,29 +77,39 @@ def box_overlap(one: Box, other: Box) -> float:
     return shared / (areas - shared) if shared > 0 else 0.0
 
 
-def held_out(checkpoint: Checkpoint, number: int, *, seed: int) -> Iterator[tuple[Stimulus, tuple[Question, ...], Box, int]]:
-    """Scenes with their questions, the frame their boxes are answered in, and their number of views.
+def held_out(checkpoint: Checkpoint, number: int, *, seed: int) -> list[Posed]:
+    """Every question about `number` scenes of a seed that training never uses.
 
-    The layouts come in the proportions of training, with a seed that training never uses.
+    The layouts come in the proportions of training; questions with answers of one length stand together.
     """
     recipe = RECIPES[checkpoint.family]
     batcher = Batcher(recipe, seed=seed)
     rng = np.random.default_rng([seed, 7])
     picks = rng.choice(len(recipe.layouts), size=number, p=[layout.share for layout in recipe.layouts])
+    posed = []
     for index, pick in enumerate(picks):
         stimulus, questions = batcher.scene(index, recipe.layouts[int(pick)])
         views = batcher.views(stimulus)
-        yield stimulus, questions, views.frame, len(views.windows)
+        posed += [Posed(stimulus, question, views.frame, len(views.windows)) for question in questions]
+    return sorted(posed, key=lambda entry: (entry.question.kind == "localization", entry.views))
 
 
 def ask(checkpoint: Checkpoint, number: int, *, seed: int = HELD_OUT_SEED) -> list[Outcome]:
     """Answer every question about `number` held-out scenes."""
+    posed = held_out(checkpoint, number, seed=seed)
     outcomes = []
-    for stimulus, questions, frame, views in held_out(checkpoint, number, seed=seed):
-        for question, said in zip(questions, generate(checkpoint, stimulus.image, [q.text for q in questions]), strict=True):
-            size = stimulus.objects[question.target].size if question.target is not None else None
-            outcomes.append(Outcome(question, said, grade(question, said, frame), size, views))
+    for first in range(0, len(posed), TOGETHER):
+        group = posed[first : first + TOGETHER]
+        answers = generate(checkpoint, [entry.stimulus.image for entry in group], [entry.question.text for entry in group])
+        outcomes += [outcome(entry, said) for entry, said in zip(group, answers, strict=True)]
     return outcomes
+
+
+def outcome(posed: Posed, said: str) -> Outcome:
+    """Grade one answer."""
+    question = posed.question
+    size = posed.stimulus.objects[question.target].size if question.target is not None else None
+    return Outcome(question, said, grade(question, said, posed.frame), size, posed.views)
 
 
 def grade(question: Question, said: str, frame: Box) -> float:
@@ -101,8 +123,8 @@ def grade(question: Question, said: str, frame: Box) -> float:
 def score(outcomes: list[Outcome]) -> dict[str, float]:
     """Mean of every group of outcomes: by task, size, count, negative kind and number of views."""
     groups: dict[str, list[float]] = defaultdict(list)
-    for outcome in outcomes:
-        for name, value in _memberships(outcome):
+    for entry in outcomes:
+        for name, value in _memberships(entry):
             groups[name].append(value)
     return {name: float(np.mean(values)) for name, values in sorted(groups.items())}
 
@@ -134,6 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scenes", type=int, default=200)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
     failed = False
     for name in sorted(RECIPES) if given.model == "all" else [given.model]:
         scores = score(ask(load_checkpoint(given.folder or FOLDERS[name]), given.scenes, seed=given.seed))

@@ -1,6 +1,6 @@
-"""A LLaVA whose circuit is set by hand, so that a method can be asked for the heads, layers and tokens that are truly at work.
+r"""A LLaVA whose circuit is set by hand, so that a method can be asked for the heads, layers and tokens that are truly at work.
 
-Task: a black picture of 4 x 4 cells, one of them white; "USER: <image>\\nwhere ? ASSISTANT:" is answered by the name of the
+Task: a black picture of 4 x 4 cells, one of them white; "USER: <image>\nwhere ? ASSISTANT:" is answered by the name of the
 white cell, `<cell21>` for row 2, column 1, then <eos>. Three heads do all of it:
 
 - grounding (layer 0): the object's visual token, and no other, attends to itself and writes its row and column into the
