@@ -42,7 +42,7 @@ tutorials: setup
 	$(BIN)/python -m pytest tutorials -n $(JOBS)
 
 bench: setup
-	$(BIN)/python benchmarks/overhead.py
+	PYTHONPATH=. $(BIN)/python benchmarks/overhead.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

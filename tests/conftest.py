@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,9 @@ from jaxtyping import install_import_hook
 
 with install_import_hook("sightlens", "beartype.beartype"):
     from sightlens.model import HookedVLM
+    from sightlens.model.loading import processing_for
 
-from tests.tiny import DEFAULT, INTERNVL_TEMPLATE, LLAVA_TEMPLATE, VARIANTS, Variant, hf_model, image_processor, tokenizer
+from tests.tiny import BOXES, DEFAULT, INTERNVL_TEMPLATE, LLAVA_TEMPLATE, VARIANTS, Variant, hf_model, image_processor, tokenizer
 
 
 def hooked(variant: Variant, *, seed: int = 0, attention: str = "sdpa") -> HookedVLM:
@@ -20,7 +19,8 @@ def hooked(variant: Variant, *, seed: int = 0, attention: str = "sdpa") -> Hooke
     hf = hf_model(variant, seed)
     hf.set_attn_implementation(attention)
     template = LLAVA_TEMPLATE if variant.family == "llava" else INTERNVL_TEMPLATE
-    return HookedVLM.from_hf(hf, SimpleNamespace(tokenizer=tokenizer(template), image_processor=image_processor(variant)))
+    processing = processing_for(hf.config, tokenizer(template), image_processor(variant))
+    return HookedVLM(hf, processing, name=str(variant), box_format=BOXES)
 
 
 def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:

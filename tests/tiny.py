@@ -27,7 +27,13 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-WORDS = ["USER", "ASSISTANT", ":", ".", ",", "?", "is", "there", "a", "the", "where", "how", "many", "what", "colour", "which", "red", "green", "blue", "circle", "square", "star", "yes", "no", "in", "image", "and", "system", "you", "are", "helpful"]
+from sightlens.metrics import BinTokens
+
+WORDS = (  # noqa: SIM905 - a list of forty quoted words reads worse
+    "USER ASSISTANT : . , ? is there a the where how many what colour which red green blue circle square star yes no in image "
+    "and system you are helpful <0> <1> <2> <3> <4> <5> <6> <7> <8> <9>"
+).split()
+BOXES = BinTokens(bins=10, prefixes=("<",) * 4)
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<image>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>", "<|im_start|>", "<|im_end|>"]
 LLAVA_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'system' %}{% for c in m['content'] %}{{ c['text'] }} {% endfor %}"

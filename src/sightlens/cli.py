@@ -82,7 +82,7 @@ def run(config: Annotated[Path, typer.Argument(help="A TOML file; CONTRIBUTING.m
         vlm.fit_mean(
             [vlm.prepare(path, "what is this ?") for path in plan.mean_images], source=f"{len(plan.mean_images)} images of {config.name}"
         )
-    outcome = plan.build(layers=vlm.cfg.n_layers).run(vlm, store=plan.store, batch_size=plan.batch_size, progress=console.is_terminal)
+    outcome = plan.build().run(vlm, store=plan.store, batch_size=plan.batch_size, progress=console.is_terminal)
     summary = outcome.summary()
     summary[summary["n"] > 0].to_csv(plan.store / "summary.csv", index=False)
     console.print(summary[summary["n"] > 0].to_string(index=False), markup=False)

@@ -113,6 +113,7 @@ def test_visual_table_has_the_hand_worked_rows():
 def test_cell_sizes_are_height_first():
     layout = tiled_layout((2, 3), 4, size=(480, 600))
     assert layout.views[0].cell_size == (60, 50)
+    assert newline_layout().views[1].cell_size == (10, 20 / 3)
     assert [sheet.cell_size for sheet in layout.structure.sheets] == [(60, 50), (120, 150)]
 
 

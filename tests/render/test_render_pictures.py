@@ -60,6 +60,8 @@ def test_values_stand_where_their_tokens_are(name):
         assert heat.get_extent() == [x0, x1, y1, y0]
         assert (heat.get_array() == layout.positions(index)).all()
         assert heat.origin == "upper"
+        height, width = layout.image_sizes[layout.views[index].image]
+        assert heat.axes.images[0].get_extent() == [0, width, height, 0]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -105,9 +107,12 @@ def test_layouts_tint_each_chosen_cell_once(name):
 
 def test_layouts_name_tiles_and_segments():
     layout, image = CASES["tiled"]
-    words = {text.get_text() for axes in render.draw_layout(image, layout).canvas.axes for text in axes.texts}
-    assert {"tile[0,0]", "tile[1,2]", "global", "system", "start"} <= words
-    assert {str(layout.positions(index)[0, 0]) for index in range(7)} <= words
+    *panels, strip = render.draw_layout(image, layout).canvas.axes
+    words = {text.get_text() for axes in panels for text in axes.texts}
+    names = {f"tile[{row},{column}]" for row in range(2) for column in range(3)}
+    ends = {str(layout.positions(index)[corner, corner]) for index in range(7) for corner in (0, -1)}
+    assert words == names | ends
+    assert {*names, "global", "system", "start"} <= {text.get_text() for text in strip.texts}
 
 
 def test_pictures_of_another_layout_are_refused():
@@ -155,6 +160,7 @@ def browse_data(fragment: str) -> dict:
     return json.loads(re.search(r"const d = (\{.*?\});\n", fragment).group(1))
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", CASES)
 def test_browsed_maps_hold_the_values(name):
     layout, image = CASES[name]

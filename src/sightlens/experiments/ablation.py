@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sightlens.experiments.measures import AnswerLikelihood, GeneratedAnswer, Measure
+from sightlens.experiments.measures import AnswerLikelihood
 from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial
 from sightlens.interventions import Ablate
 
 
 def ablate_tokens(
-    trials: Sequence[Trial],
-    *,
-    paddings: Sequence[int] = (-1, 0, 1, 2),
-    seeds: Sequence[int] = (0, 1, 2),
-    value: str = "mean",
-    measure: Measure | None = None,
+    trials: Sequence[Trial], *, paddings: Sequence[int] = (-1, 0, 1, 2), seeds: Sequence[int] = (0, 1, 2), value: str = "mean"
 ) -> Study:
     """Replace object tokens, and matched controls, by the dataset mean.
 
@@ -29,7 +24,6 @@ def ablate_tokens(
         paddings: cells by which the object's token set is grown (or shrunk, when negative).
         seeds: of the controls; one cell each.
         value: what replaces the tokens, see :class:`~sightlens.interventions.Ablate`.
-        measure: generated answers when None.
     """
     cells = [Cell({"condition": "none", "padding": 0, "seed": 0})]
     for padding in paddings:
@@ -40,7 +34,7 @@ def ablate_tokens(
                 place = {"condition": condition, "padding": padding, "seed": seed}
                 cells.append(Cell(place, (Ablate(f"{name}({where}, {seed})", value),)))
     axes = Axes(x="padding", group="condition", repeats="seed")
-    return Study("ablate_tokens", tuple(cells), tuple(trials), measure or GeneratedAnswer(), axes=axes)
+    return Study("ablate_tokens", tuple(cells), tuple(trials), axes=axes)
 
 
 def token_effects(trial: Trial, *, positions: Sequence[int], value: str = "mean") -> Study:

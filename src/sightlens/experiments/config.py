@@ -26,7 +26,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-KINDS = ("ablate_tokens", "knockout_windows", "cells")
+RECIPES = {"ablate_tokens": ablate_tokens, "knockout_windows": knockout_windows}
 TOP = {"model", "store", "report", "batch_size", "mean_images", "study", "trial", "cell"}
 
 
@@ -52,11 +52,8 @@ class Plan:
     batch_size: int
     mean_images: tuple[Path, ...]
 
-    def build(self, *, layers: int) -> Study:
+    def build(self) -> Study:
         """Return the study.
-
-        Args:
-            layers: of the model's language part.
 
         Raises:
             StudyError: for an unknown kind or argument.
@@ -64,17 +61,15 @@ class Plan:
         arguments = {name: value for name, value in self.study.items() if name not in ("kind", "measure")}
         measure = _measure(str(self.study.get("measure", "generated")))
         kind = self.study.get("kind")
+        if kind == "cells":
+            cells = tuple(Cell(cell.get("at", {}), tuple(map(from_dict, cell.get("do", ())))) for cell in self.cells)
+            return Study("cells", cells, self.trials, measure)
+        if kind not in RECIPES:
+            raise StudyError(f"[study] kind among {', '.join([*RECIPES, 'cells'])}", repr(kind), 'Write kind = "…".')
         try:
-            if kind == "ablate_tokens":
-                return ablate_tokens(self.trials, measure=measure, **arguments)
-            if kind == "knockout_windows":
-                return knockout_windows(self.trials, layers=layers, measure=measure, **arguments)
+            return RECIPES[kind](self.trials, **arguments).measured_by(measure)
         except TypeError as problem:
             raise StudyError(f"arguments of {kind}", str(problem), "See `help(sightlens.experiments)`.") from problem
-        if kind != "cells":
-            raise StudyError(f"[study] kind among {', '.join(KINDS)}", repr(kind), 'Write kind = "…".')
-        cells = tuple(Cell(cell.get("at", {}), tuple(map(from_dict, cell.get("do", ())))) for cell in self.cells)
-        return Study("cells", cells, self.trials, measure)
 
 
 def read_plan(path: Path) -> Plan:

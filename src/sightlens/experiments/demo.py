@@ -49,7 +49,7 @@ def run_demo(model: HookedVLM, *, pairs: int = 40, store: Path | None = None, pr
         )
     places = {name: None if store is None else store / name for name in ("ablation", "knockout", "effects")}
     ablation = ablate_tokens(trials, seeds=(0, 1)).run(model, store=places["ablation"], batch_size=32, progress=progress)
-    windows = knockout_windows(trials, layers=model.cfg.n_layers, keys=("object", "random(object, 0)", "translate(object, 0)"), width=2)
+    windows = knockout_windows(trials, keys=("object", "random(object, 0)", "translate(object, 0)"), width=2)
     knockout = windows.run(model, store=places["knockout"], batch_size=32, progress=progress)
     shown = _clearest(ablation, trials)
     prompt = model.prepare(shown.image, shown.question.text)
@@ -112,8 +112,8 @@ def _ablation_sentence(outcome: Outcome, metric: str) -> str:
     base, hit = table.loc[("none", 0)], table.loc[("object", 0)]
     text = (
         f"Untouched, {WORDS[metric]} is {base['mean']:.2f} (n = {int(base['n'])}). With the object's own tokens (p = 0) replaced "
-        f"by the mean it is {_interval(hit)}; with as many random tokens {_interval(table.loc[('random', 0)])}; with the same shape elsewhere "
-        f"{_interval(table.loc[('translated', 0)])}."
+        f"by the mean it is {_interval(hit)}; with as many random tokens {_interval(table.loc[('random', 0)])}; "
+        f"with the same shape elsewhere {_interval(table.loc[('translated', 0)])}."
     )
     paired = _difference(outcome, metric)
     note = "Negative p shrinks the set, and leaves out objects that vanish."

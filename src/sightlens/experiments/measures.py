@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from sightlens.errors import StudyError
 from sightlens.experiments.trial import Trial
 from sightlens.families import Prompt
 from sightlens.interventions import Intervention
@@ -107,4 +108,7 @@ class AnswerLikelihood(Measure):
         if trial.question.kind != "localization":
             return torch.ones(len(ids), dtype=torch.bool)
         pieces = [model.tokenizer.decode([index]) for index in ids]
-        return ~torch.as_tensor(model.box_format.format_mask(pieces))
+        keep = ~torch.as_tensor(model.box_format.format_mask(pieces))
+        if not keep.any():
+            raise StudyError("an answer with coordinate tokens", f"{pieces}", "Does the model's tokenizer know its box format?")
+        return keep

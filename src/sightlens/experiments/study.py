@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
@@ -23,7 +23,7 @@ from sightlens.interventions import Intervention, resolve_where
 from sightlens.layout import Layout
 from sightlens.model import HookedVLM
 from sightlens.model.fingerprint import fingerprint
-from sightlens.store import Coordinate, Manifest, Provenance, Record, open_store
+from sightlens.store import Coordinate, Manifest, Provenance, Record, cell_key, open_store
 
 KEEP_BYTES = 2**31
 Tick = Callable[[], None]
@@ -35,6 +35,15 @@ class Cell:
 
     coordinates: Mapping[str, Coordinate]
     interventions: tuple[Intervention, ...] = ()
+
+
+@runtime_checkable
+class ExpandingCells(Protocol):
+    """Cells that depend on how many layers the model has."""
+
+    def expand(self, layers: int) -> tuple[Cell, ...]:
+        """Return the cells for a model of so many layers."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ class Study:
 
     Attributes:
         name: of the study.
-        cells: what is done; every cell has the same axes.
+        cells: what is done; every cell has the same axes. They may wait for the model's number of layers.
         trials: what is asked.
         measure: what is read off the answers.
         seed: of the record's provenance.
@@ -68,7 +77,7 @@ class Study:
     """
 
     name: str
-    cells: tuple[Cell, ...]
+    cells: tuple[Cell, ...] | ExpandingCells
     trials: tuple[Trial, ...]
     measure: Measure = field(default_factory=GeneratedAnswer)
     seed: int = 0
@@ -80,14 +89,17 @@ class Study:
         Raises:
             StudyError: without cells or trials, or with two trials of one id, or cells on different axes.
         """
-        if not self.cells or not self.trials:
-            raise StudyError("at least one cell and one trial", f"{len(self.cells)} cells, {len(self.trials)} trials", "Add some.")
+        if not self.trials:
+            raise StudyError("at least one trial", "none", "Add some.")
         ids = [trial.id for trial in self.trials]
         if twice := sorted({name for name in ids if ids.count(name) > 1}):
             raise StudyError("trials with different ids", listing(twice), "Give each its own id.")
-        axes = {tuple(cell.coordinates) for cell in self.cells}
-        if len(axes) > 1:
-            raise StudyError("cells on the same axes", f"{sorted(axes)}", "Give every cell the same coordinate names.")
+        if isinstance(self.cells, tuple):
+            _check_cells(self.cells)
+
+    def measured_by(self, measure: Measure) -> Study:
+        """Return the study with another measure."""
+        return replace(self, measure=measure)
 
     def run(self, model: HookedVLM, *, store: str | Path | None = None, batch_size: int = 16, progress: bool = True) -> Outcome:
         """Measure every cell that the store does not hold yet.
@@ -105,14 +117,16 @@ class Study:
             StoreError: when the folder belongs to another study, model or layout.
             SelectorError, InterventionError: when a cell cannot be run.
         """
+        cells = self.cells if isinstance(self.cells, tuple) else self.cells.expand(model.cfg.n_layers)
+        _check_cells(cells)
         batches = Batches(model, self, batch_size=batch_size)
         provenance = self._provenance(model, batches)
-        with open_store(store, Manifest.of(self.name, self._definition(), provenance=provenance)) as records:
-            todo = [cell for cell in self.cells if self._record(cell, [], provenance).cell not in records]
+        with open_store(store, Manifest.of(self.name, self._definition(cells), provenance=provenance)) as records:
+            todo = [cell for cell in cells if cell_key(cell.coordinates) not in records]
             with _bar(self.name, len(todo) * len(batches), shown=progress) as tick:
                 for cell in todo:
                     records.append([self._measure(model, cell, batches, provenance=provenance, tick=tick)])
-            x = self.axes.x or next(iter(self.cells[0].coordinates))
+            x = self.axes.x or next(iter(cells[0].coordinates))
             return Outcome(records.read().records, x, self.axes.group, self.axes.repeats)
 
     def _measure(self, model: HookedVLM, cell: Cell, batches: Batches, *, provenance: Provenance, tick: Tick) -> Record:
@@ -141,15 +155,18 @@ class Study:
         return found
 
     def _record(self, cell: Cell, rows: Sequence[tuple[str, Mapping[str, float], Mapping[str, Any]]], provenance: Provenance) -> Record:
-        metrics = self.measure.metrics
-        values = {name: [row[1][name] for row in rows] for name in metrics} if rows else {name: [float("nan")] for name in metrics}
-        examples = tuple(row[0] for row in rows) or ("none",)
-        extras = {"interventions": [i.to_dict() for i in cell.interventions], "trials": [dict(row[2]) for row in rows]}
-        return Record(study=self.name, coordinates=cell.coordinates, examples=examples, values=values, provenance=provenance, extras=extras)
+        return Record(
+            study=self.name,
+            coordinates=cell.coordinates,
+            examples=tuple(row[0] for row in rows),
+            values={name: [row[1][name] for row in rows] for name in self.measure.metrics},
+            provenance=provenance,
+            extras={"interventions": [i.to_dict() for i in cell.interventions], "trials": [dict(row[2]) for row in rows]},
+        )
 
-    def _definition(self) -> dict[str, Any]:
-        cells = [{"at": dict(cell.coordinates), "do": [i.to_dict() for i in cell.interventions]} for cell in self.cells]
-        return {"cells": cells, "trials": [trial.digest for trial in self.trials], "measure": self.measure.describe()}
+    def _definition(self, cells: Sequence[Cell]) -> dict[str, Any]:
+        plain = [{"at": dict(cell.coordinates), "do": [i.to_dict() for i in cell.interventions]} for cell in cells]
+        return {"cells": plain, "trials": [trial.digest for trial in self.trials], "measure": self.measure.describe()}
 
     def _provenance(self, model: HookedVLM, batches: Batches) -> Provenance:
         return Provenance(
@@ -163,6 +180,17 @@ class Study:
             sightlens=version("sightlens"),
             versions=tuple(sorted(library_versions().items())),
         )
+
+
+def _check_cells(cells: Sequence[Cell]) -> None:
+    if not cells:
+        raise StudyError("at least one cell", "none", "Add some.")
+    axes = {tuple(cell.coordinates) for cell in cells}
+    if len(axes) > 1 or () in axes:
+        raise StudyError("cells on the same axes, at least one", f"{sorted(axes)}", "Give every cell the same coordinate names.")
+    keys = [cell_key(cell.coordinates) for cell in cells]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise StudyError("cells with different coordinates", listing(twice), "Add an axis that tells them apart.")
 
 
 def _unusable(cell: Cell, layout: Layout) -> str | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sightlens.errors import StudyError
-from sightlens.experiments.measures import GeneratedAnswer, Measure
 from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial
 from sightlens.interventions import Knockout
@@ -26,35 +26,46 @@ def layer_windows(layers: int, *, width: int, stride: int) -> tuple[tuple[int, .
     return tuple(tuple(range(start, min(start + width, layers))) for start in starts)
 
 
+@dataclass(frozen=True)
+class WindowCells:
+    """Knockouts of every window of layers, for every set of keys; the model's depth decides how many."""
+
+    queries: str
+    keys: tuple[str, ...]
+    width: int
+    stride: int
+
+    def expand(self, layers: int) -> tuple[Cell, ...]:
+        """Return the cells for a model of so many layers: untouched, then per key set each window and all layers."""
+        windows = layer_windows(layers, width=self.width, stride=self.stride)
+        cells = [Cell({"keys": "none", "layers": "none"})]
+        for selector in self.keys:
+            for window in dict.fromkeys((*windows, tuple(range(layers)))):
+                name = f"{window[0]}–{window[-1]}" if len(window) < layers else "all"
+                cells.append(Cell({"keys": selector, "layers": name}, (Knockout(self.queries, selector, layers=window),)))
+        return tuple(cells)
+
+
 def knockout_windows(
     trials: Sequence[Trial],
     *,
-    layers: int,
     queries: str = "post_image",
-    keys: Sequence[str] = ("object", "random(object, 0)"),
+    keys: str | Sequence[str] = "object",
     width: int = 4,
     stride: int | None = None,
-    measure: Measure | None = None,
 ) -> Study:
-    """Cut ``queries`` off from each set of keys in each window of layers, in prefill and in every decoding step.
+    """Cut ``queries`` off from ``keys`` in each window of layers, in prefill and in every decoding step.
 
     Schaumlöffel et al. 2026 (arXiv 2605.19792), attention knockout: disjoint windows of four layers, all heads, queries
-    after the image, keys on the object; the size-matched random control is the default second key set.
+    after the image, keys on the object.
 
     Args:
         trials: with masks, when a selector needs ``object``.
-        layers: of the language model (``model.cfg.n_layers``).
         queries: selector of the queries.
-        keys: selectors of the keys, each a condition.
+        keys: selector of the keys, to which the size-matched random control is added; or several, each a condition.
         width: layers per window.
         stride: between windows; ``width`` (disjoint windows) when None.
-        measure: generated answers when None.
     """
-    windows = layer_windows(layers, width=width, stride=width if stride is None else stride)
-    cells = [Cell({"keys": "none", "layers": "none"})]
-    for selector in keys:
-        for window in dict.fromkeys((*windows, tuple(range(layers)))):
-            name = f"{window[0]}–{window[-1]}" if len(window) < layers else "all"
-            cells.append(Cell({"keys": selector, "layers": name}, (Knockout(queries, selector, layers=window),)))
-    axes = Axes(x="layers", group="keys")
-    return Study("knockout_windows", tuple(cells), tuple(trials), measure or GeneratedAnswer(), axes=axes)
+    conditions = (keys, f"random({keys}, 0)") if isinstance(keys, str) else tuple(keys)
+    cells = WindowCells(queries, conditions, width, width if stride is None else stride)
+    return Study("knockout_windows", cells, tuple(trials), axes=Axes(x="layers", group="keys"))

@@ -32,6 +32,8 @@ class OriginalFormat(ABC):
     family: ClassVar[str]
     """HF's model type after conversion."""
     image_token: ClassVar[str]
+    adds_image_token: ClassVar[bool] = False
+    """Whether the original tokenizer lacks the image token, so that it has to be added."""
     template: ClassVar[str]
     """A chat template that writes what the original code's default conversation writes."""
     rules: ClassVar[tuple[KeyRule, ...]]

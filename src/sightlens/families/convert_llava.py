@@ -38,6 +38,7 @@ class LlavaLlama(OriginalFormat):
     model_type = "llava_llama"
     family = "llava"
     image_token = "<image>"
+    adds_image_token = True
     template = (
         "{% if messages[0]['role'] != 'system' %}" + _SYSTEM + " {% endif %}"
         "{% for message in messages %}{% if message['role'] == 'user' %}USER: {% elif message['role'] == 'assistant' %}ASSISTANT: {% endif %}"

@@ -20,6 +20,9 @@ from sightlens.layout import Layout, Segment, Separator, Text, build_layout, mar
 
 Template = Literal["chat", "raw"]
 Images = ImageLike | Sequence[ImageLike] | None
+_Span = tuple[int, int, str]
+MARK = "\ue000"
+"""A private-use character that stands for a message while its place in a chat template is looked up."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +121,24 @@ class Processing:
             raise PromptError(
                 "a checkpoint with a chat template", "none", f"Use template='raw' and write {placeholder!r} where the image goes."
             )
-        content = [{"type": "image"}] * images + [{"type": "text", "text": text}]
-        system = [] if wording.system is None else [{"role": "system", "content": [{"type": "text", "text": wording.system}]}]
-        messages = [*system, {"role": "user", "content": content}]
-        rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        rendered = self._fill(text, wording.system, images=images)
         if rendered.count(placeholder) != images:
             raise PromptError(f"a chat template that writes {placeholder!r} once per image", repr(rendered[:120]), "Use template='raw'.")
         return rendered
+
+    def _fill(self, text: str, system: str | None, *, images: int) -> str:
+        content = [{"type": "image"}] * images + [{"type": "text", "text": text}]
+        before = [] if system is None else [{"role": "system", "content": [{"type": "text", "text": system}]}]
+        return self.tokenizer.apply_chat_template([*before, {"role": "user", "content": content}], tokenize=False, add_generation_prompt=True)
+
+    def _spans(self, rendered: str, text: str, wording: Wording, *, images: int) -> list[_Span]:
+        """Return the character spans of the question and the system message in the rendered chat."""
+        if wording.template == "raw":
+            return []
+        marked = [("question", self._fill(MARK, wording.system, images=images))]
+        if wording.system is not None:
+            marked.append(("system", self._fill(text, MARK, images=images)))
+        return [span for role, filled in marked if (span := _difference(rendered, filled, role)) is not None]
 
     def _expand(self, rendered: str, viewed: Sequence[ViewedImage]) -> tuple[str, list[tuple[int, int]]]:
         """Replace each placeholder by an image's tokens, and return where the text moved: ``(place in rendered, shift)``."""
@@ -149,7 +163,7 @@ class Processing:
         return encoded
 
     def _layout(
-        self, encoded: Mapping[str, Any], viewed: Sequence[ViewedImage], *, spans: list[tuple[int, int, str]], sizes: list[tuple[int, int]]
+        self, encoded: Mapping[str, Any], viewed: Sequence[ViewedImage], *, spans: list[_Span], sizes: list[tuple[int, int]]
     ) -> Layout:
         ids = np.asarray(encoded["input_ids"])
         views = [view for image in viewed for view in image.views]
@@ -181,9 +195,10 @@ class Processing:
     def _special_names(self) -> dict[int, str]:
         tokens = self.tokenizer
         names = {index: str(token).strip("<|>/[]") for index, token in zip(tokens.all_special_ids, tokens.all_special_tokens, strict=True)}
-        known = {tokens.bos_token_id: "bos", tokens.eos_token_id: "eos", tokens.pad_token_id: "pad", tokens.unk_token_id: "unk"}
+        known = {tokens.bos_token_id: "bos", tokens.eos_token_id: "eos", tokens.pad_token_id: "pad"}
         names.update({index: name for index, name in known.items() if index is not None})
         names.pop(self.config.image_token_id, None)
+        names.pop(tokens.unk_token_id, None)  # an unknown word is part of the text it stands in
         return names
 
     def _batch(self, examples: Sequence[_Example]) -> Prompt:
@@ -217,22 +232,24 @@ def _as_list(images: Any) -> list[ImageLike]:
     return [] if images is None else list(images) if isinstance(images, (list, tuple)) else [images]
 
 
-def _spans(rendered: str, text: str, wording: Wording, moves: list[tuple[int, int]]) -> list[tuple[int, int, str]]:
-    """Return the character spans of the question and the system message in the expanded text."""
-    if wording.template == "raw":
-        return []
-    spans = []
-    for words, role, start in (
-        (text, "question", rendered.rfind(text.strip())),
-        (wording.system, "system", rendered.find((wording.system or "").strip())),
-    ):
-        if words and words.strip() and start >= 0:
-            shift = max((move for move in moves if move[0] <= start), default=(0, 0))[1]
-            spans.append((start + shift, start + shift + len(words.strip()), role))
-    return spans
+def _difference(rendered: str, filled: str, role: str) -> _Span | None:
+    """Return where a rendered chat differs from the same chat with the mark instead of one message, spaces around it left out."""
+    before, found, after = filled.partition(MARK)
+    stop = len(rendered) - len(after)
+    if not found or not rendered.startswith(before) or not rendered.endswith(after) or stop <= len(before):
+        return None
+    words = rendered[len(before) : stop]
+    start = len(before) + len(words) - len(words.lstrip())
+    return (start, start + len(words.strip()), role) if words.strip() else None
 
 
-def _text_segments(offsets: Sequence[tuple[int, int]], spans: list[tuple[int, int, str]]) -> list[Segment]:
+def _moved(spans: list[_Span], moves: list[tuple[int, int]]) -> list[_Span]:
+    """Shift spans of the rendered text to where images' tokens have moved them."""
+    shifts = [max(move for move in moves if move[0] <= start)[1] for start, _, _ in spans]
+    return [(start + shift, stop + shift, role) for (start, stop, role), shift in zip(spans, shifts, strict=True)]
+
+
+def _text_segments(offsets: Sequence[tuple[int, int]], spans: list[_Span]) -> list[Segment]:
     found: list[Segment] = []
     for start, stop, role in spans:
         inside = [k for k, (a, b) in enumerate(offsets) if a < stop and b > start and b > a]

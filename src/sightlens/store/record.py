@@ -6,12 +6,13 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sightlens.errors import StoreError
 from sightlens.store.provenance import Provenance
 
 Coordinate = str | int | float
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Json = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 RESERVED = ("metric", "example", "value", "provenance", "mean", "low", "high", "n", "missing")
 

@@ -15,7 +15,7 @@ from sightlens.zoo.recipe import Layout, Recipe, tokenizer_for
 from sightlens.zoo.vocabulary import coordinate
 
 LABELS = {f"{colour} {shape}": k for k, (colour, shape) in enumerate((c, s) for c in COLOURS for s in SHAPES)}
-WEIGHTS = {"existence": 1.5, "localization": 0.6, "counting": 1.5}
+WEIGHTS = {"existence": 1.5, "localization": 0.6, "counting": 3.0}
 END_WEIGHT = 0.1
 
 

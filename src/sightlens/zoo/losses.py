@@ -44,7 +44,7 @@ class HelperHead(nn.Module):
         centred = F.binary_cross_entropy_with_logits(self.centres(tokens), truth.centre)
         edges = self.edges(tokens[truth.owned]).unflatten(-1, (4, COORDINATES)).log_softmax(-1)
         placed = -(around(truth.box[truth.owned], blur) * edges).sum(-1).mean()
-        return named + 10 * centred + 0.3 * placed
+        return named + 30 * centred + 0.3 * placed
 
     def accuracy(self, tokens: Float[Tensor, "batch visual width"], truth: Described) -> float:
         """Fraction of the tokens on an object whose label is read correctly."""
@@ -70,7 +70,7 @@ class QuestionHead(nn.Module):
         single = truth.number == 1
         edges = self.edges(nouns[single]).unflatten(-1, (4, COORDINATES)).log_softmax(-1)
         placed = -(around(truth.box[single], blur) * edges).sum(-1).mean()
-        return 0.3 * words + F.cross_entropy(self.number(nouns), truth.number) + 0.3 * placed
+        return 0.3 * words + 2 * F.cross_entropy(self.number(nouns), truth.number) + 0.3 * placed
 
 
 def around(values: Float[Tensor, "..."], blur: float) -> Float[Tensor, "... marks"]:

@@ -11,7 +11,7 @@ from sightlens.zoo.export import export
 from sightlens.zoo.recipe import RECIPES, TRAINING_SEED
 from sightlens.zoo.trainer import Plan, Trainer
 
-REPORT_SECONDS, SAVE_SECONDS = 60, 300
+REPORT_SECONDS, SAVE_SECONDS = 120, 240
 
 
 def train(plan: Plan, *, resume: bool = False) -> Trainer:

@@ -1,0 +1,110 @@
+"""The command line: what it prints and writes, and errors without tracebacks."""
+
+from __future__ import annotations
+
+import sys
+
+import pandas as pd
+import pytest
+from PIL import Image
+
+from sightlens import cli
+from sightlens.stimuli import edits
+from sightlens.store import read_store
+
+
+def call(monkeypatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["sightlens", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return int(stopped.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three pictures with masks and a configuration."""
+    base = tmp_path_factory.mktemp("mine")
+    entries = []
+    for k, pair in enumerate(edits.pairs(3, seed=31)):
+        question = next(q for q in pair.questions if q.kind == "localization")
+        pair.clean.image.save(base / f"{k}.png")
+        Image.fromarray(pair.clean.objects[question.target].mask).save(base / f"{k}-mask.png")
+        entries.append(
+            f'[[trial]]\nimage = "{k}.png"\nmask = "{k}-mask.png"\nquestion = "{question.text}"\nkind = "localization"\nbox = {list(question.box)}\n'
+        )
+    head = 'model = "sightlens/tiny-llava"\nstore = "out"\nmean_images = "?.png"\n[study]\nkind = "ablate_tokens"\npaddings = [0]\nseeds = [0]\n'
+    (base / "study.toml").write_text(head + "\n".join(entries))
+    return base
+
+
+def test_layout_prints_and_draws(monkeypatch, capsys, folder):
+    code = call(monkeypatch, "layout", folder / "0.png", "--select", "image & row[0]", "--out", folder / "layout.png")
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert "image(8×8)" in printed
+    assert "row[0]" in printed
+    assert Image.open(folder / "layout.png").width > 300
+
+
+def test_run_writes_records_and_goes_on(monkeypatch, capsys, folder):
+    assert call(monkeypatch, "run", folder / "study.toml") == 0
+    assert "translated" in capsys.readouterr().out
+    result = read_store(folder / "out")
+    assert len(result.records) == 4
+    assert len(result.examples) == 3
+    table = pd.read_csv(folder / "out" / "summary.csv")
+    assert set(table["condition"]) == {"none", "object", "random", "translated"}
+    assert call(monkeypatch, "run", folder / "study.toml") == 0
+    assert len(read_store(folder / "out").records) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('kind = "ablate_tokens"', 'kind = "ablte"'), "kind"),
+        (("paddings = [0]", "padings = [0]"), "padings"),
+        (('image = "0.png"', 'image = "no.png"'), "does not exist"),
+        (('kind = "localization"', 'kind = "existence"'), "answer"),
+        (("[study]", "[study"), "TOML"),
+        (('model = "sightlens/tiny-llava"', 'model = "./nowhere"'), "checkpoint"),
+        (("store", "sotre"), "sotre"),
+    ],
+)
+def test_mistakes_in_a_file_are_one_line_and_exit_code_2(monkeypatch, capsys, folder, change, words):
+    text = (folder / "study.toml").read_text()
+    assert change[0] in text
+    (folder / "wrong.toml").write_text(text.replace(change[0], change[1], 1))
+    assert call(monkeypatch, "run", folder / "wrong.toml") == 2
+    printed = capsys.readouterr().out
+    assert words in printed
+    assert "Traceback" not in printed
+
+
+def test_other_mistakes(monkeypatch, capsys, folder):
+    for arguments, words in (
+        (("layout", folder / "nothing.png"), "does not exist"),
+        (("layout", folder / "study.toml"), "image file"),
+        (("layout", folder / "0.png", "--select", "imgae"), "imgae"),
+        (("layout", folder / "0.png", "--max-tiles", 4), "max_tiles"),
+        (("layout", folder / "0.png", "--model", folder), "config.json"),
+        (("run", folder / "none.toml"), "none.toml"),
+    ):
+        assert call(monkeypatch, *arguments) == 2
+        assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", ["sightlens/tiny-llava", "sightlens/tiny-internvl"])
+def test_check_passes_on_the_shipped_models(monkeypatch, capsys, model):
+    assert call(monkeypatch, "check", model) == 0
+    printed = capsys.readouterr().out
+    assert "FAIL" not in printed
+    assert printed.count("ok   hooks") > 150
+
+
+def test_demo_writes_a_report(monkeypatch, capsys, tmp_path):
+    assert call(monkeypatch, "demo", "--pairs", 3, "--out", tmp_path) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert len(list(tmp_path.glob("*.png"))) == 6
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert page.count("<img") == 6
+    assert len(page) < 1_500_000
