@@ -17,12 +17,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
+from tests.tiny import LLAVA_TEMPLATE, Variant, image_processor, tokenizer
 from torch import nn
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 from sightlens import HookedVLM
-from tests.tiny import LLAVA_TEMPLATE, Variant, image_processor, tokenizer
 
 IMAGE, VOCAB = 4, 32_000
 WORDS = 40
@@ -31,8 +31,10 @@ WORDS = 40
 def build() -> nn.Module:
     """Make the random model."""
     torch.manual_seed(0)
-    vision = CLIPVisionConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4, image_size=336, patch_size=14)
-    text = LlamaConfig(hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=8, vocab_size=VOCAB)
+    tower = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
+    decoder = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8}
+    vision = CLIPVisionConfig(**tower, image_size=336, patch_size=14)
+    text = LlamaConfig(**decoder, num_key_value_heads=8, vocab_size=VOCAB)
     return LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE)).eval()
 
 

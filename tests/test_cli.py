@@ -29,10 +29,10 @@ def folder(tmp_path_factory):
         question = next(q for q in pair.questions if q.kind == "localization")
         pair.clean.image.save(base / f"{k}.png")
         Image.fromarray(pair.clean.objects[question.target].mask).save(base / f"{k}-mask.png")
-        entries.append(
-            f'[[trial]]\nimage = "{k}.png"\nmask = "{k}-mask.png"\nquestion = "{question.text}"\nkind = "localization"\nbox = {list(question.box)}\n'
-        )
-    head = 'model = "sightlens/tiny-llava"\nstore = "out"\nmean_images = "?.png"\n[study]\nkind = "ablate_tokens"\npaddings = [0]\nseeds = [0]\n'
+        files = f'[[trial]]\nimage = "{k}.png"\nmask = "{k}-mask.png"\n'
+        entries.append(f'{files}question = "{question.text}"\nkind = "localization"\nbox = {list(question.box)}\n')
+    head = 'model = "sightlens/tiny-llava"\nstore = "out"\nmean_images = "?.png"\n'
+    head += '[study]\nkind = "ablate_tokens"\npaddings = [0]\nseeds = [0]\n'
     (base / "study.toml").write_text(head + "\n".join(entries))
     return base
 

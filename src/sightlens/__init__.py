@@ -21,7 +21,7 @@ with install_import_hook(
     from sightlens.families import FAMILIES, ImageOptions, Prompt
     from sightlens.interventions import Ablate, Intervention, Knockout, Mean, PatchIn
     from sightlens.layout import Layout, TokenSet
-    from sightlens.model import Cache, HookedVLM, hook_contract, self_check, verify_layout
+    from sightlens.model import Cache, HookedVLM, hook_contract, verify_layout
     from sightlens.store import Provenance, Record, Result, read_store
 
 __all__ = [
@@ -50,7 +50,6 @@ __all__ = [
     "metrics",
     "read_store",
     "render",
-    "self_check",
     "stimuli",
     "verify_layout",
 ]

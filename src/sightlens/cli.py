@@ -19,8 +19,7 @@ from sightlens.errors import SightLensError, StudyError
 from sightlens.experiments.config import read_plan
 from sightlens.experiments.demo import demo_report, run_demo
 from sightlens.families import ImageOptions
-from sightlens.model import HookedVLM, hook_contract, self_check, verify_layout
-from sightlens.model.checks import probe
+from sightlens.model import HookedVLM, hook_contract, verify_layout
 from sightlens.render import draw_layout
 
 app = typer.Typer(
@@ -93,9 +92,9 @@ def run(config: Annotated[Path, typer.Argument(help="A TOML file; CONTRIBUTING.m
 def check(model: Annotated[str, typer.Argument(help="A shipped model, a folder, or a hub id.")] = "sightlens/tiny-llava") -> None:
     """Check a checkpoint: paths agree, the layout is true, every hook name has an effect."""
     vlm = _load(model)
-    prompt = probe(vlm)
+    prompt = vlm.probe()
     failed = 0
-    for title, checks in (("paths", self_check(vlm)), ("layout", verify_layout(vlm, prompt)), ("hooks", hook_contract(vlm, prompt))):
+    for title, checks in (("paths", vlm.self_check()), ("layout", verify_layout(vlm, prompt)), ("hooks", hook_contract(vlm, prompt))):
         for item in checks:
             failed += not item.passed
             console.print(f"{'ok  ' if item.passed else 'FAIL'} {title}: {item.name} ({item.detail})", markup=False, highlight=False)
@@ -107,7 +106,7 @@ def _load(name: str) -> HookedVLM:
     transformers.utils.logging.disable_progress_bar()
     if not torch.cuda.is_available():
         torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2) if name.startswith("sightlens/") else torch.get_num_threads())
-    return HookedVLM.from_pretrained(name)
+    return HookedVLM.from_pretrained(name, check=False)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.conftest import hooked, picture
+from tests.tiny import VARIANTS
 
 from sightlens.errors import StoreError, StudyError
 from sightlens.experiments import (
@@ -25,8 +27,6 @@ from sightlens.experiments import (
 )
 from sightlens.interventions import Ablate, Knockout
 from sightlens.stimuli import Question, edits, questions, shapes
-from tests.conftest import hooked, picture
-from tests.tiny import VARIANTS
 
 
 def trials(count=3, size=(48, 64)):
@@ -35,7 +35,8 @@ def trials(count=3, size=(48, 64)):
         mask = np.zeros(size, dtype=bool)
         mask[8 : 20 + k, 10:30] = True
         box = (10.0, 8.0, 30.0, 20.0 + k)
-        kinds = [Question("localization", "where is the red circle ?", "", target=0, box=box), Question("existence", "is there a red star ?", "yes")]
+        where = Question("localization", "where is the red circle ?", "", target=0, box=box)
+        kinds = [where, Question("existence", "is there a red star ?", "yes")]
         made += [Trial(f"{k}-{q.kind}", Image.fromarray(picture(*size, seed=k)), q, mask) for q in kinds]
     return tuple(made)
 

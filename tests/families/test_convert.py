@@ -12,6 +12,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tests.conftest import picture
+from tests.tiny import INTERNVL_TEMPLATE, SPECIAL, VARIANTS, WORDS, Variant, hf_model, tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
@@ -21,8 +23,6 @@ from sightlens.errors import CheckpointError, FamilyError, SightLensError
 from sightlens.families.convert import FORMATS, convert_keys, extend_vocabulary, find_original
 from sightlens.families.convert_format import TEXT_FIELDS
 from sightlens.model import HookedVLM
-from tests.conftest import picture
-from tests.tiny import INTERNVL_TEMPLATE, SPECIAL, VARIANTS, WORDS, Variant, hf_model, tokenizer
 
 INTERNVL = [variant for variant in VARIANTS if variant.family == "internvl"]
 QUESTION = "what colour is the circle ?"
@@ -63,12 +63,22 @@ def internvl_config(hf: nn.Module, decoder: str) -> dict[str, object]:
     classes = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
     return {
         "architectures": ["InternVLChatModel"],
-        "auto_map": {"AutoConfig": "configuration_internvl_chat.InternVLChatConfig", "AutoModel": "modeling_internvl_chat.InternVLChatModel"},
+        "auto_map": {
+            "AutoConfig": "configuration_internvl_chat.InternVLChatConfig",
+            "AutoModel": "modeling_internvl_chat.InternVLChatModel",
+        },
         "model_type": "internvl_chat",
         "downsample_ratio": 0.5,
         "dynamic_image_size": True,
         "force_image_size": 32,
-        "llm_config": {**llm, "architectures": [classes[decoder]], "model_type": decoder, "_name_or_path": "", "use_cache": False, "num_beams": 1},
+        "llm_config": {
+            **llm,
+            "architectures": [classes[decoder]],
+            "model_type": decoder,
+            "_name_or_path": "",
+            "use_cache": False,
+            "num_beams": 1,
+        },
         "max_dynamic_patch": 6,
         "min_dynamic_patch": 1,
         "pad2square": False,
@@ -124,13 +134,28 @@ def test_internvl_chat(variant: Variant, tmp_path: Path) -> None:
     hf = save_internvl(tmp_path, variant)
     model = HookedVLM.from_pretrained(tmp_path)
     assert same_logits(model, hf)
-    assert {name: weight.shape for name, weight in model.hf.state_dict().items()} == {name: weight.shape for name, weight in hf.state_dict().items()}
+    assert {name: weight.shape for name, weight in model.hf.state_dict().items()} == {
+        name: weight.shape for name, weight in hf.state_dict().items()
+    }
     prompt = model.prepare(picture(40, 90), QUESTION)
     processor = GotOcr2ImageProcessorPil(
-        size={"height": 32, "width": 32}, crop_to_patches=True, max_patches=6, image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225]
+        size={"height": 32, "width": 32},
+        crop_to_patches=True,
+        max_patches=6,
+        image_mean=[0.485, 0.456, 0.406],
+        image_std=[0.229, 0.224, 0.225],
     )
-    assert torch.equal(prompt.tensors["pixel_values"], processor(images=[Image.fromarray(picture(40, 90))], return_tensors="pt")["pixel_values"])
+    assert torch.equal(
+        prompt.tensors["pixel_values"], processor(images=[Image.fromarray(picture(40, 90))], return_tensors="pt")["pixel_values"]
+    )
     assert prompt.texts == (f"<|im_start|>user\n<IMG_CONTEXT>\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",)
+
+
+def test_older_names_of_the_rotary_base_are_kept(tmp_path: Path) -> None:
+    language = internvl_config(hf_model(INTERNVL[0]), INTERNVL[0].text)["llm_config"]
+    language.pop("rope_parameters")
+    save_internvl(tmp_path, INTERNVL[0], llm_config={**language, "rope_theta": 777.0, "rope_scaling": None})
+    assert HookedVLM.from_pretrained(tmp_path).hf.config.text_config.rope_parameters["rope_theta"] == 777.0
 
 
 def test_internvl_chat_untiled(tmp_path: Path) -> None:
@@ -196,7 +221,11 @@ def save_llava(folder: Path, *, tower: str, **config: object) -> nn.Module:
         elif key.startswith("model.language_model."):
             state["model." + key.removeprefix("model.language_model.")] = tensor
         else:
-            state[key.replace("model.multi_modal_projector.linear_1", "model.mm_projector.0").replace("model.multi_modal_projector.linear_2", "model.mm_projector.2")] = tensor
+            state[
+                key.replace("model.multi_modal_projector.linear_1", "model.mm_projector.0").replace(
+                    "model.multi_modal_projector.linear_2", "model.mm_projector.2"
+                )
+            ] = tensor
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         state[name] = state[name][: len(tokens)]
     state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
@@ -204,7 +233,11 @@ def save_llava(folder: Path, *, tower: str, **config: object) -> nn.Module:
     sizes = hf.config.vision_config.to_dict()
     if tower == "apart":
         (folder / "vision_tower").mkdir()
-        vision |= {"text_model.final_layer_norm.weight": torch.ones(3), "logit_scale": torch.tensor(1.0), "visual_projection.weight": torch.ones(2, 2)}
+        vision |= {
+            "text_model.final_layer_norm.weight": torch.ones(3),
+            "logit_scale": torch.tensor(1.0),
+            "visual_projection.weight": torch.ones(2, 2),
+        }
         save_file({key: tensor.clone() for key, tensor in vision.items()}, folder / "vision_tower/model.safetensors")
         (folder / "vision_tower/config.json").write_text(json.dumps({"model_type": "clip", "vision_config": sizes}))
     if tower == "inside":
@@ -214,8 +247,18 @@ def save_llava(folder: Path, *, tower: str, **config: object) -> nn.Module:
     torch.save({key: tensor.clone() for key, tensor in state.items()}, folder / "pytorch_model.bin")
     text = hf.config.text_config.to_dict()
     flat = {name: text[name] for name in TEXT_FIELDS if name in text} | {"vocab_size": len(tokens)}
-    about = {"architectures": ["LlavaLlamaForCausalLM"], "model_type": "llava", "mm_vision_tower": "openai/clip-vit-large-patch14-336", "mm_vision_select_layer": -2}
-    about |= {"mm_projector_type": "mlp2x_gelu", "mm_use_im_start_end": False, "image_aspect_ratio": "pad", "mm_vision_select_feature": "patch"}
+    about = {
+        "architectures": ["LlavaLlamaForCausalLM"],
+        "model_type": "llava",
+        "mm_vision_tower": "openai/clip-vit-large-patch14-336",
+        "mm_vision_select_layer": -2,
+    }
+    about |= {
+        "mm_projector_type": "mlp2x_gelu",
+        "mm_use_im_start_end": False,
+        "image_aspect_ratio": "pad",
+        "mm_vision_select_feature": "patch",
+    }
     (folder / "config.json").write_text(json.dumps({**flat, **about, **config}))
     return hf
 
@@ -264,7 +307,13 @@ def test_tower_of_another_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("mm_projector_type", "linear"), ("mm_use_im_start_end", True), ("image_aspect_ratio", "anyres"), ("mm_vision_select_feature", "cls_patch")]
+    ("field", "value"),
+    [
+        ("mm_projector_type", "linear"),
+        ("mm_use_im_start_end", True),
+        ("image_aspect_ratio", "anyres"),
+        ("mm_vision_select_feature", "cls_patch"),
+    ],
 )
 def test_llava_fields_that_change_the_model(field: str, value: object, tmp_path: Path) -> None:
     save_llava(tmp_path, tower="apart", **{field: value})
@@ -286,9 +335,9 @@ def test_llava_keys_are_exact_both_ways(tmp_path: Path) -> None:
 
 
 def test_rules_reach_every_name_and_no_name_twice() -> None:
-    for format in FORMATS:
-        assert find_original({"architectures": [format.architecture]}) is format
-        for pattern, targets in (*format.rules, *((pattern, ()) for pattern in format.dropped)):
+    for known in FORMATS:
+        assert find_original({"architectures": [known.architecture]}) is known
+        for pattern, targets in (*known.rules, *((pattern, ()) for pattern in known.dropped)):
             re.compile(pattern)
             assert len(set(targets)) == len(targets)
     assert find_original({"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}) is None

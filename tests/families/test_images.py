@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.conftest import hooked
+from tests.tiny import VARIANTS
 
 from sightlens.errors import ImageError
 from sightlens.families import ImageOptions, open_image
 from sightlens.families.geometry import ImageSteps
-from tests.conftest import hooked
-from tests.tiny import VARIANTS
 
 RED, WHITE, BLACK = (255, 0, 0), (255, 255, 255), (0, 0, 0)
 
@@ -50,8 +50,15 @@ def test_every_source_is_the_same_picture(tmp_path: Path, make: object) -> None:
 
 @pytest.mark.parametrize(
     ("orientation", "turn"),
-    [(2, lambda a: a[:, ::-1]), (3, lambda a: a[::-1, ::-1]), (4, lambda a: a[::-1]), (5, lambda a: a.transpose(1, 0, 2))]
-    + [(6, lambda a: np.rot90(a, -1)), (7, lambda a: np.rot90(a.transpose(1, 0, 2), 2)), (8, lambda a: np.rot90(a, 1))],
+    [
+        (2, lambda a: a[:, ::-1]),
+        (3, lambda a: a[::-1, ::-1]),
+        (4, lambda a: a[::-1]),
+        (5, lambda a: a.transpose(1, 0, 2)),
+        (6, lambda a: np.rot90(a, -1)),
+        (7, lambda a: np.rot90(a.transpose(1, 0, 2), 2)),
+        (8, lambda a: np.rot90(a, 1)),
+    ],
 )
 def test_orientation_is_applied(orientation: int, turn: object) -> None:
     pixels = noise()
@@ -142,7 +149,9 @@ JPEG = encoded(Image.fromarray(noise(64, 64)), "JPEG")
 def _bomb() -> bytes:
     head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
     chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
 
 
 REFUSED: dict[str, tuple[object, str]] = {
@@ -155,7 +164,7 @@ REFUSED: dict[str, tuple[object, str]] = {
     "no such file": ("nowhere/at-all.png", "does not exist"),
     "a folder": (Path(__file__).parent, "image file that Pillow can read"),
     "this very file": (Path(__file__), "image file that Pillow can read"),
-    "a nul in the path": ("a\0b.png", "path of an image"),
+    "a nul in the path": ("a\0b.png", "null byte"),
     "NaN": (np.array([[0.5, np.nan]]), "finite"),
     "infinity": (np.array([[0.5, np.inf]]), "finite"),
     "complex": (np.zeros((2, 2), dtype=complex), "real"),

@@ -12,24 +12,37 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tests.conftest import hooked, picture
+from tests.tiny import INTERNVL_TEMPLATE, LLAVA_TEMPLATE, VARIANTS, Variant, hf_model, image_processor, tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import LlavaProcessor
-from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.utils import is_torchvision_available
 
-from sightlens.errors import FamilyError, ImageError, PromptError
+from sightlens.errors import FamilyError, PromptError
 from sightlens.families import ImageOptions, Prompt
-from sightlens.families.geometry import ImageSteps
 from sightlens.layout import Layout
 from sightlens.model import HookedVLM
-from tests.conftest import hooked, picture
-from tests.tiny import INTERNVL_TEMPLATE, LLAVA_TEMPLATE, VARIANTS, Variant, hf_model, image_processor, tokenizer
 
 LLAVA = [variant for variant in VARIANTS if variant.family == "llava"]
 INTERNVL = VARIANTS[4]
 QUESTION = "what colour is the circle ?"
-SIZES = [(48, 64), (64, 48), (32, 32), (31, 33), (1, 1), (1, 40), (40, 1), (3, 50), (50, 3), (7, 1), (2, 200), (200, 2), (400, 300), (33, 1000)]
+SIZES = [
+    (48, 64),
+    (64, 48),
+    (32, 32),
+    (31, 33),
+    (1, 1),
+    (1, 40),
+    (40, 1),
+    (3, 50),
+    (50, 3),
+    (7, 1),
+    (2, 200),
+    (200, 2),
+    (400, 300),
+    (33, 1000),
+]
 HF_INTERNVL = pytest.mark.skipif(not is_torchvision_available(), reason="InternVLProcessor's video processor needs torchvision")
 ONE = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 MODELS = {str(variant): hooked(variant) for variant in VARIANTS}
@@ -69,7 +82,10 @@ def retold(texts: Sequence[str], images: Sequence[np.ndarray], *, most: int) -> 
     for text in texts:
         first, *rest = text.split("<IMG_CONTEXT>")
         whole.append(first + "".join("<img>" + "<IMG_CONTEXT>" * (4 * next(counts)) + "</img>" + part for part in rest))
-    return {**tokenizer(INTERNVL_TEMPLATE)(whole, padding=True, padding_side="left", return_tensors="pt"), "pixel_values": made["pixel_values"]}
+    return {
+        **tokenizer(INTERNVL_TEMPLATE)(whole, padding=True, padding_side="left", return_tensors="pt"),
+        "pixel_values": made["pixel_values"],
+    }
 
 
 def check_equal(prompt: Prompt, wanted: dict[str, torch.Tensor]) -> None:
@@ -125,7 +141,9 @@ def test_internvl_is_its_parts(most: int, size: tuple[int, int]) -> None:
     height, width = size
     for view in views[:-1]:
         row, column = view.tile
-        assert np.allclose(view.box, (column * width / columns, row * height / rows, (column + 1) * width / columns, (row + 1) * height / rows))
+        assert np.allclose(
+            view.box, (column * width / columns, row * height / rows, (column + 1) * width / columns, (row + 1) * height / rows)
+        )
     assert views[-1].box == (0, 0, width, height)
 
 
@@ -134,7 +152,9 @@ def _internvl_processor() -> Any:
     from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
 
     video = InternVLVideoProcessor()
-    return InternVLProcessor(image_processor(INTERNVL), tokenizer(INTERNVL_TEMPLATE), video, image_seq_length=4, chat_template=INTERNVL_TEMPLATE)
+    return InternVLProcessor(
+        image_processor(INTERNVL), tokenizer(INTERNVL_TEMPLATE), video, image_seq_length=4, chat_template=INTERNVL_TEMPLATE
+    )
 
 
 @HF_INTERNVL
@@ -186,7 +206,9 @@ def test_text_alone_and_text_beside_images(variant: Variant) -> None:
     mixed = model.prepare([None, picture()], ["what ?", QUESTION])
     assert mixed.layouts[0].views == ()
     assert mixed.layouts[1].select("image").count == int((mixed.tensors["input_ids"][1] == model.hf.config.image_token_id).sum())
-    assert mixed.tensors["input_ids"][0][-alone.layout.length + 4 :].tolist() == model.prepare(None, "what ?").tensors["input_ids"][0].tolist()
+    assert (
+        mixed.tensors["input_ids"][0][-alone.layout.length + 4 :].tolist() == model.prepare(None, "what ?").tensors["input_ids"][0].tolist()
+    )
 
 
 @ONE
@@ -207,7 +229,11 @@ def test_any_size(height: int, width: int, most: int, mode: str) -> None:
 
 
 @ONE
-@given(question=st.lists(st.sampled_from(["a", ":", "ASSISTANT", "USER", "system", "zebra", "?", "</s>", "<|im_start|>"]), min_size=1, max_size=6))
+@given(
+    question=st.lists(
+        st.sampled_from(["a", ":", "ASSISTANT", "USER", "system", "zebra", "?", "</s>", "<|im_start|>"]), min_size=1, max_size=6
+    )
+)
 def test_any_question_is_found_where_it_stands(question: list[str]) -> None:
     for variant in (LLAVA[0], INTERNVL):
         layout = MODELS[str(variant)].prepare(picture(), " ".join(question), system="a system").layout
@@ -239,7 +265,9 @@ def test_roles(variant: Variant) -> None:
         assert words(layout, "post_image") == QUESTION + " <|im_end|> <|im_start|> ASSISTANT"
         assert words(layout, "special") == "<|im_start|> <|im_end|> <|im_start|> <|im_end|> <|im_start|>"
     parts = ["question", "system", "template", "separator", "special", "image"]
-    places = [position for part in parts for position in (layout.select(part).positions if part != "separator" or variant is INTERNVL else [])]
+    places = [
+        position for part in parts for position in (layout.select(part).positions if part != "separator" or variant is INTERNVL else [])
+    ]
     assert sorted(np.ravel(places).tolist()) == list(range(layout.length))
 
 
@@ -259,7 +287,10 @@ def test_one_opening_token_whoever_writes_it(written: bool) -> None:
     prompt = model.prepare(picture(), QUESTION)
     processor = LlavaProcessor(image_processor(LLAVA[0]), tokens, 8, "default", tokens.chat_template, num_additional_image_tokens=1)
     chat = [{"role": "user", "content": [{"type": "image", "image": Image.fromarray(picture())}, {"type": "text", "text": QUESTION}]}]
-    check_equal(prompt, dict(processor.apply_chat_template([chat], tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True)))
+    check_equal(
+        prompt,
+        dict(processor.apply_chat_template([chat], tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True)),
+    )
     assert prompt.tensors["input_ids"][0].tolist().count(1) == 1
     assert words(prompt.layout, "special") == "<s>"
     assert words(prompt.layout, "question") == QUESTION
@@ -306,58 +337,3 @@ def test_options_of_another_family_or_value() -> None:
         MODELS[str(LLAVA[0])].prepare(picture(), QUESTION, options=ImageOptions(image_mode="squash"))
     with pytest.raises(FamilyError, match="max_tiles >= 1"):
         MODELS[str(INTERNVL)].prepare(picture(), QUESTION, options=ImageOptions(max_tiles=0))
-
-
-def test_boxes_of_the_published_llava_sizes() -> None:
-    """Section B1 of the method notes: 480×640 gets bands of 42 of 336 pixels, or loses 80 pixels left and right."""
-    pad = ImageSteps(pad=True, resize=("short", 336), crop=(336, 336))
-    crop = ImageSteps(pad=False, resize=("short", 336), crop=(336, 336))
-    assert pad.shown_box((480, 640)) == (0, -80, 640, 560)
-    assert pad.shown_box((640, 480)) == (-80, 0, 560, 640)
-    assert pad.shown_box((5, 8)) == (0, -1, 8, 7)  # three rows are missing: one above, two below
-    assert crop.shown_box((480, 640)) == (80, 0, 560, 480)
-    assert crop.shown_box((640, 480)) == (0, 80, 480, 560)
-    assert ImageSteps(pad=False, resize=("to", 384, 384), crop=None).shown_box((480, 640)) == (0, 0, 640, 480)
-    assert ImageSteps(pad=False, resize=None, crop=(100, 100)).shown_box((480, 640)) == (270, 190, 370, 290)
-    processor = LlavaImageProcessorPil(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}, do_pad=True, do_normalize=False)
-    white = processor(images=[Image.new("RGB", (640, 480), "white")], return_tensors="pt")["pixel_values"][0]
-    rows = (white.amin(dim=(0, 2)) > 0.99).nonzero().flatten()
-    assert 42 <= rows.min() <= 44
-    assert 291 <= rows.max() <= 293
-
-
-@pytest.mark.parametrize(
-    ("size", "most", "views"),
-    [((480, 640), 6, 7), ((427, 640), 6, 7), ((500, 375), 6, 7), ((1000, 1000), 6, 5), ((1000, 1000), 12, 10), ((448, 448), 12, 1), ((300, 300), 6, 1)]
-    + [((640, 640), 6, 5), ((620, 620), 6, 1), ((448, 5376), 12, 13), ((1, 5000), 12, 13), ((5000, 1), 6, 7), ((480, 640), 12, 13)],
-)
-def test_tiles_of_the_published_internvl_sizes(size: tuple[int, int], most: int, views: int) -> None:
-    """Section B2 of the method notes, on the real view size of 448 pixels."""
-    family, grid = MODELS[str(INTERNVL)].processing.family, MODELS[str(INTERNVL)].processing.grid
-    processor = GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}, crop_to_patches=True)
-    made = family.view_image(Image.fromarray(picture(*size)), processor, ImageOptions(max_tiles=most), index=0, grid=grid)
-    assert len(made.views) == len(made.pixels) == views
-
-
-@pytest.mark.parametrize("mode", ["pad", "crop"])
-@pytest.mark.parametrize("size", [(48, 64), (64, 48), (40, 41), (32, 96)], ids=str)
-def test_a_mark_shows_up_in_the_cell_whose_box_holds_it(size: tuple[int, int], mode: str) -> None:
-    model = MODELS[str(LLAVA[0])]
-    options = ImageOptions(image_mode=mode)
-    blank = np.full((*size, 3), 90, dtype=np.uint8)
-    layout = model.prepare(blank, QUESTION, options=options).layout
-    before = model.prepare(blank, QUESTION, options=options).tensors["pixel_values"][0]
-    for row in layout.visual_tokens():
-        x0, y0, x1, y1 = row["box"]
-        if x0 < 0 or y0 < 0 or x1 > size[1] or y1 > size[0]:
-            continue
-        marked = blank.copy()
-        marked[int(np.ceil(y0 + 0.3 * (y1 - y0))) : int(y0 + 0.8 * (y1 - y0)) + 1, int(np.ceil(x0 + 0.3 * (x1 - x0))) : int(x0 + 0.8 * (x1 - x0)) + 1] = 255
-        moved = (model.prepare(marked, QUESTION, options=options).tensors["pixel_values"][0] - before).abs().sum(0)
-        cells = moved.unflatten(0, (4, 8)).unflatten(2, (4, 8)).sum(dim=(1, 3))
-        assert divmod(int(cells.argmax()), 4) == (row["row"], row["column"])
-
-
-def test_thin_strips_that_crop_mode_cannot_show() -> None:
-    with pytest.raises(ImageError, match='image_mode="pad"'):
-        MODELS[str(LLAVA[0])].prepare(picture(1, 70_000), QUESTION, options=ImageOptions(image_mode="crop"))

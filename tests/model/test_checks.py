@@ -11,7 +11,7 @@ from tests.conftest import picture
 from sightlens.errors import CheckpointError, LayoutError
 from sightlens.families import ImageOptions
 from sightlens.families.internvl import InternVL
-from sightlens.model import hook_contract, self_check, verify_layout
+from sightlens.model import hook_contract, verify_layout
 
 
 @pytest.mark.parametrize("size", [(48, 64), (64, 64), (100, 30), (33, 200), (16, 16)], ids=str)
@@ -53,13 +53,13 @@ def test_a_wrong_tile_order_is_found(monkeypatch):
 
 
 def test_self_check_passes_and_notices_a_broken_path(model, monkeypatch):
-    assert [check.passed for check in self_check(model)] == [True] * 3
+    assert [check.passed for check in model.self_check()] == [True] * 3
     import sightlens.model.attention as attention
 
     original = attention.additive_mask
     monkeypatch.setattr(attention, "additive_mask", lambda *a, **k: original(*a, **k) * 0)
     with pytest.raises(CheckpointError, match="stepwise"):
-        self_check(model)
+        model.self_check()
 
 
 def test_every_hook_keeps_its_promise(any_model):

@@ -16,14 +16,14 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tests.conftest import hooked, picture
+from tests.tiny import INTERNVL_TEMPLATE, LLAVA_TEMPLATE, VARIANTS, Variant, hf_model, image_processor, tokenizer
 from torch import nn
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from sightlens.errors import CheckpointError, FamilyError, SightLensError
 from sightlens.families import ImageOptions
 from sightlens.model import HookedVLM, loading
-from tests.conftest import hooked, picture
-from tests.tiny import INTERNVL_TEMPLATE, LLAVA_TEMPLATE, VARIANTS, Variant, hf_model, image_processor, tokenizer
 
 LLAVA, INTERNVL = VARIANTS[0], VARIANTS[4]
 
@@ -197,7 +197,12 @@ def test_damage_is_named(copied: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"), [({"model_type": "qwen2_vl"}, "qwen2_vl"), ({"model_type": None}, "None"), ({"vision_feature_layer": [-2, -1]}, "vision_feature_layer")]
+    ("changes", "word"),
+    [
+        ({"model_type": "qwen2_vl"}, "qwen2_vl"),
+        ({"model_type": None}, "None"),
+        ({"vision_feature_layer": [-2, -1]}, "vision_feature_layer"),
+    ],
 )
 def test_unknown_families_and_configurations(copied: Path, changes: dict[str, object], word: str) -> None:
     edit(copied, **changes)
@@ -217,7 +222,10 @@ def test_bin_loads_and_a_pickle_does_not_run(copied: Path, tmp_path: Path) -> No
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.system, (f"touch {trace}",)
 
-    for write in (lambda: torch.save({**state, "x": Evil()}, copied / "pytorch_model.bin"), lambda: (copied / "pytorch_model.bin").write_bytes(pickle.dumps(Evil()))):
+    for write in (
+        lambda: torch.save({**state, "x": Evil()}, copied / "pytorch_model.bin"),
+        lambda: (copied / "pytorch_model.bin").write_bytes(pickle.dumps(Evil())),
+    ):
         write()
         assert "Check the checkpoint's files" in fault(copied)
         assert not trace.exists()
@@ -225,7 +233,10 @@ def test_bin_loads_and_a_pickle_does_not_run(copied: Path, tmp_path: Path) -> No
     fault(copied)
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, torch.float32), ("bfloat16", torch.bfloat16), (torch.bfloat16, torch.bfloat16), ("auto", torch.float32)])
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [(torch.float32, torch.float32), ("bfloat16", torch.bfloat16), (torch.bfloat16, torch.bfloat16), ("auto", torch.float32)],
+)
 def test_dtype_and_placement(saved: Path, dtype: torch.dtype | str, expected: torch.dtype) -> None:
     for place in ({}, {"device": "cpu"}, {"device_map": {"": "cpu"}}):
         model = HookedVLM.from_pretrained(saved, dtype=dtype, **place)
@@ -341,7 +352,11 @@ def test_from_bridge_gives_the_logits_of_hf(attention: str) -> None:
 
 
 def test_metadata_of_a_mean_and_its_donor(copied: Path) -> None:
-    save_file({"mean": torch.ones(32)}, copied / loading.MEAN_FILE, metadata={"site": "hook_merged_embed", "source": "8 pictures", "tokens": "128"})
+    save_file(
+        {"mean": torch.ones(32)},
+        copied / loading.MEAN_FILE,
+        metadata={"site": "hook_merged_embed", "source": "8 pictures", "tokens": "128"},
+    )
     model = HookedVLM.from_pretrained(copied)
     assert model.donors["mean"].tokens == 128
     with safe_open(copied / loading.MEAN_FILE, framework="pt") as file:

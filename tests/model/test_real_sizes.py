@@ -226,8 +226,13 @@ def test_shapes_at_the_hooks_of_one_layer(size: Size) -> None:
 
 @pytest.mark.parametrize(
     ("size", "field", "value"),
-    [(LLAVA[0], "vision_feature_select_strategy", "full"), (LLAVA[0], "vision_feature_layer", [-2, -5]), (INTERNVL[0], "downsample_ratio", 0.25)]
-    + [(INTERNVL[0], "vision_feature_layer", -2), (INTERNVL[0], "image_seq_length", 255)],
+    [
+        (LLAVA[0], "vision_feature_select_strategy", "full"),
+        (LLAVA[0], "vision_feature_layer", [-2, -5]),
+        (INTERNVL[0], "downsample_ratio", 0.25),
+        (INTERNVL[0], "vision_feature_layer", -2),
+        (INTERNVL[0], "image_seq_length", 255),
+    ],
 )
 def test_a_layout_that_is_not_known_is_refused(size: Size, field: str, value: object) -> None:
     config = configuration(size)

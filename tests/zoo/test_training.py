@@ -1,6 +1,7 @@
 """A few steps of training lower the loss, and what they export loads with plain transformers."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from sightlens.zoo import progress
 from sightlens.zoo.answers import load_checkpoint
+from sightlens.zoo.evaluate import FOLDERS
 from sightlens.zoo.losses import around, target_table
 from sightlens.zoo.network import make_network
 from sightlens.zoo.optim import Muon, orthogonalize
@@ -29,6 +31,9 @@ def test_training_exports_a_loadable_folder(name: str, tmp_path: Path) -> None:
     assert run.step == 3
     loaded = load_checkpoint(tmp_path).model
     assert type(loaded).__name__ == type(run.network).__name__
+    for file in ("sightlens.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
+        shipped = json.loads((FOLDERS[name] / file).read_text())
+        assert json.loads((tmp_path / file).read_text()) == shipped
     weights = run.network.state_dict()
     assert loaded.dtype == torch.float32
     for key, value in loaded.state_dict().items():

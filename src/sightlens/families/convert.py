@@ -26,7 +26,7 @@ def find_original(data: Mapping[str, Any]) -> OriginalFormat | None:
         data: the content of ``config.json``.
     """
     named = data.get("architectures") or ()
-    return next((format for format in FORMATS if format.architecture in named or format.model_type == data.get("model_type")), None)
+    return next((known for known in FORMATS if known.architecture in named or known.model_type == data.get("model_type")), None)
 
 
 def convert_keys(state: Mapping[str, Tensor], rules: Sequence[KeyRule], dropped: Sequence[str] = ()) -> dict[str, Tensor]:
@@ -60,7 +60,9 @@ def convert_keys(state: Mapping[str, Tensor], rules: Sequence[KeyRule], dropped:
             converted[target] = part
     if unknown:
         raise CheckpointError(
-            "keys of the original layout", f"{len(unknown)} unexpected: {listing(sorted(unknown), limit=6)}", "The weights belong to another model."
+            "keys of the original layout",
+            f"{len(unknown)} unexpected: {listing(sorted(unknown), limit=6)}",
+            "The weights belong to another model.",
         )
     return converted
 
@@ -82,3 +84,10 @@ def extend_vocabulary(state: dict[str, Tensor], *, size: int) -> dict[str, Tenso
         longer[name] = rows if len(rows) >= size else rows.new_empty((size, rows.shape[1])).copy_(mean.expand(size, -1))
         longer[name][: len(rows)] = rows
     return {**state, **longer}
+
+
+def _targets(name: str, rules: Sequence[KeyRule]) -> list[str]:
+    for pattern, targets in rules:
+        if match := re.fullmatch(pattern, name):
+            return [match.expand(target) for target in targets]
+    return []

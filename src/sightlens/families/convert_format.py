@@ -13,12 +13,33 @@ from sightlens.errors import CheckpointError, FamilyError
 KeyRule = tuple[str, tuple[str, ...]]
 """A pattern for a whole original name, and HF's names for it; several names cut a fused weight into equal parts."""
 
-TEXT_FIELDS = (
-    "attention_bias attention_dropout bos_token_id eos_token_id head_dim hidden_act hidden_size initializer_range "
-    "intermediate_size layer_types max_position_embeddings max_window_layers mlp_bias num_attention_heads num_hidden_layers "
-    "num_key_value_heads pad_token_id rms_norm_eps rope_parameters rope_scaling rope_theta sliding_window tie_word_embeddings "
-    "use_sliding_window vocab_size"
-).split()
+TEXT_FIELDS = [
+    "attention_bias",
+    "attention_dropout",
+    "bos_token_id",
+    "eos_token_id",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "layer_types",
+    "max_position_embeddings",
+    "max_window_layers",
+    "mlp_bias",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "pad_token_id",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sliding_window",
+    "tie_word_embeddings",
+    "use_sliding_window",
+    "vocab_size",
+]
 """The fields of a decoder's configuration that its class reads; what else a file holds changes nothing."""
 
 
@@ -102,4 +123,6 @@ def refuse(data: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]]) -> Non
     """
     for field, values in allowed.items():
         if field in data and data[field] not in values:
-            raise FamilyError(f"{field} in {list(values)}", repr(data[field]), "This changes the model in a way that is not supported; open an issue.")
+            raise FamilyError(
+                f"{field} in {list(values)}", repr(data[field]), "This changes the model in a way that is not supported; open an issue."
+            )

@@ -78,10 +78,14 @@ class InternVLChat(OriginalFormat):
         refuse(data, {"use_thumbnail": (True,), "use_backbone_lora": (0,), "use_llm_lora": (0,)})
         named = (language.get("architectures") or [None])[0]
         if named not in DECODERS:
-            raise FamilyError(f"a decoder among {', '.join(DECODERS)} in llm_config", repr(named), "Use the checkpoint in HF's format, if there is one.")
+            raise FamilyError(
+                f"a decoder among {', '.join(DECODERS)} in llm_config", repr(named), "Use the checkpoint in HF's format, if there is one."
+            )
         side = round(size // vision["patch_size"] * data["downsample_ratio"])
         return InternVLConfig(
-            vision_config=InternVLVisionConfig(**{VISION_FIELDS[field]: value for field, value in vision.items() if field in VISION_FIELDS}),
+            vision_config=InternVLVisionConfig(
+                **{VISION_FIELDS[field]: value for field, value in vision.items() if field in VISION_FIELDS}
+            ),
             text_config=text_config(language, DECODERS[named]),
             image_token_id=image_token_id,
             image_seq_length=side * side,

@@ -16,15 +16,31 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 from sightlens.errors import CheckpointError
 from sightlens.families.convert_format import OriginalFormat, refuse, text_config
 
-_LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "projection_dim": 768, "patch_size": 14}
+_LARGE = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "projection_dim": 768,
+    "patch_size": 14,
+}
 TOWERS = {
     "openai/clip-vit-large-patch14-336": {**_LARGE, "image_size": 336},
     "openai/clip-vit-large-patch14": {**_LARGE, "image_size": 224},
 }
 """Configurations of the towers that the original code uses, for checkpoints that hold its weights but not its configuration."""
-VISION_FIELDS = (
-    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_channels image_size patch_size hidden_act layer_norm_eps projection_dim"
-).split()
+VISION_FIELDS = [
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_channels",
+    "image_size",
+    "patch_size",
+    "hidden_act",
+    "layer_norm_eps",
+    "projection_dim",
+]
 _SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -41,7 +57,8 @@ class LlavaLlama(OriginalFormat):
     adds_image_token = True
     template = (
         "{% if messages[0]['role'] != 'system' %}" + _SYSTEM + " {% endif %}"
-        "{% for message in messages %}{% if message['role'] == 'user' %}USER: {% elif message['role'] == 'assistant' %}ASSISTANT: {% endif %}"
+        "{% for message in messages %}"
+        "{% if message['role'] == 'user' %}USER: {% elif message['role'] == 'assistant' %}ASSISTANT: {% endif %}"
         "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
         "{% if part['type'] == 'image' %}{{ '<image>\n' }}{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
         "{% if message['role'] == 'assistant' %}</s>{% else %} {% endif %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
@@ -67,7 +84,9 @@ class LlavaLlama(OriginalFormat):
     def config(self, data: Mapping[str, Any], *, image_token_id: int, tower: Mapping[str, Any] | None) -> PreTrainedConfig:
         """Translate the flat configuration, and the tower's."""
         refuse(data, {"mm_projector_type": ("mlp2x_gelu",), "mm_use_im_start_end": (False,), "mm_vision_select_feature": ("patch",)})
-        refuse(data, {"image_aspect_ratio": ("pad", None, "square"), "mm_patch_merge_type": ("flat",), "tune_mm_vision_resampler": (False,)})
+        refuse(
+            data, {"image_aspect_ratio": ("pad", None, "square"), "mm_patch_merge_type": ("flat",), "tune_mm_vision_resampler": (False,)}
+        )
         language = text_config({**data, "vocab_size": max(int(data.get("vocab_size", 0)), image_token_id + 1)}, "llama")
         vision = _tower_config(data, tower)
         return LlavaConfig(

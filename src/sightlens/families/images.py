@@ -34,7 +34,9 @@ def open_image(source: ImageLike) -> Image.Image:
     if isinstance(source, np.ndarray):
         return _from_array(source)
     if not isinstance(source, (Image.Image, str, Path, bytes)):
-        raise ImageError("an image: a PIL image, a numpy array, a path or encoded bytes", type(source).__name__, "Convert it, a tensor with .numpy().")
+        raise ImageError(
+            "an image: a PIL image, a numpy array, a path or encoded bytes", type(source).__name__, "Convert it, a tensor with .numpy()."
+        )
     image = source if isinstance(source, Image.Image) else _decode(source)
     _check_size(image.height, image.width)
     try:

@@ -92,11 +92,10 @@ class Processing:
         grid = self.grid
         viewed = [self.family.view_image(picture, self.image_processor, options, index=k, grid=grid) for k, picture in enumerate(pictures)]
         rendered = self._render(text, wording, images=len(pictures))
-        expanded, offsets = self._expand(rendered, viewed)
+        spans = self._spans(rendered, text, wording, images=len(pictures))
+        expanded, moves = self._expand(rendered, viewed)
         encoded = self._encode(expanded)
-        layout = self._layout(
-            encoded, viewed, spans=_spans(rendered, text, wording, offsets), sizes=[(p.height, p.width) for p in pictures]
-        )
+        layout = self._layout(encoded, viewed, spans=_moved(spans, moves), sizes=[(p.height, p.width) for p in pictures])
         return _Example(encoded["input_ids"], layout, tuple(view.pixels for view in viewed), pictures, rendered)
 
     def _render(self, text: str, wording: Wording, *, images: int) -> str:
@@ -129,7 +128,9 @@ class Processing:
     def _fill(self, text: str, system: str | None, *, images: int) -> str:
         content = [{"type": "image"}] * images + [{"type": "text", "text": text}]
         before = [] if system is None else [{"role": "system", "content": [{"type": "text", "text": system}]}]
-        return self.tokenizer.apply_chat_template([*before, {"role": "user", "content": content}], tokenize=False, add_generation_prompt=True)
+        return self.tokenizer.apply_chat_template(
+            [*before, {"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
 
     def _spans(self, rendered: str, text: str, wording: Wording, *, images: int) -> list[_Span]:
         """Return the character spans of the question and the system message in the rendered chat."""

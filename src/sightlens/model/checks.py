@@ -1,85 +1,18 @@
-"""What a loaded model has to prove: that fast and slow paths agree, that layouts are true, that every hook has an effect."""
+"""What a model can be asked to prove: that layouts are true, and that every hook has an effect."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sightlens.errors import CheckpointError, LayoutError
+from sightlens.errors import LayoutError
 from sightlens.families import Prompt
 from sightlens.families.sites import Attention
+from sightlens.model.agreement import TOLERANCE, Check
 from sightlens.model.hooked import HookedVLM
-
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 0.03}
-"""Largest difference between two paths, relative to the largest logit."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was checked."""
-
-    name: str
-    passed: bool
-    detail: str
-
-
-def probe(model: HookedVLM) -> Prompt:
-    """Return a small prompt with a picture that a model of any family can read."""
-    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
-    text = model.processing.family.template_image + " what is this ?"
-    return model.prepare(pixels, text, template="raw")
-
-
-@torch.no_grad()
-def self_check(model: HookedVLM) -> tuple[Check, ...]:
-    """Compare logits on a probe: HF's own, stepwise against fused attention, and a cached step against none.
-
-    Raises:
-        CheckpointError: when they disagree.
-    """
-    prompt = probe(model)
-    plain = model.hf(**prompt.tensors, use_cache=False).logits.float()
-    stepwise, _ = model.run_with_cache(prompt, names_filter="blocks.*.attn.hook_pattern")
-    cached = _cached_logits(model, prompt)
-    scale = float(plain.abs().max())
-    differences = {
-        "hooked model against HF": model(prompt).float() - plain,
-        "stepwise against fused attention": stepwise.float() - plain,
-        "cached against uncached last step": cached.float() - plain[:, -1],
-    }
-    limit = TOLERANCE.get(model.hf.dtype, 0.15)
-    checks = tuple(Check(name, *_judge(difference, scale, limit)) for name, difference in differences.items())
-    if failed := [check for check in checks if not check.passed]:
-        raise CheckpointError(
-            "paths that agree",
-            "; ".join(f"{check.name}: {check.detail}" for check in failed),
-            "Try dtype=torch.float32 or another attention path.",
-        )
-    return checks
-
-
-def _judge(difference: Tensor, scale: float, limit: float) -> tuple[bool, str]:
-    worst = float(difference.abs().max())
-    return bool(np.isfinite(worst)) and worst <= limit * scale, f"largest difference {worst:.2g}, largest logit {scale:.3g}"
-
-
-def _cached_logits(model: HookedVLM, prompt: Prompt) -> Tensor:
-    """Return the last position's logits from a step that reuses the keys and values of the rest."""
-    ids, mask, positions = (prompt.tensors[name] for name in ("input_ids", "attention_mask", "position_ids"))
-    first = model.hf(
-        input_ids=ids[:, :-1],
-        attention_mask=mask[:, :-1],
-        position_ids=positions[:, :-1],
-        pixel_values=prompt.tensors["pixel_values"],
-        use_cache=True,
-    )
-    cache = first.cache if "cache" in first else first.past_key_values
-    name = "cache" if "cache" in first else "past_key_values"
-    return model.hf(input_ids=ids[:, -1:], attention_mask=mask, position_ids=positions[:, -1:], **{name: cache}).logits[:, -1]
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from sightlens.families.processing import Images, Template
 from sightlens.interventions import Intervention, Mean, MeanMeter
 from sightlens.metrics import BoxFormat
 from sightlens.model.address import Address, parse_address
+from sightlens.model.agreement import Check, cached_logits, compare_paths
 from sightlens.model.apply import Donor, applied
 from sightlens.model.cache import Cache
 from sightlens.model.hooking import HookFunction, NameFilter, check_kept, find_addresses, keeper, shown
@@ -69,6 +71,7 @@ class HookedVLM:
         dtype: torch.dtype | str = "auto",
         device: torch.device | str | None = None,
         device_map: str | Mapping[str, Any] | None = None,
+        check: bool = True,
     ) -> HookedVLM:
         """Load a checkpoint: a shipped model, a local folder, or a hub id.
 
@@ -78,6 +81,7 @@ class HookedVLM:
             dtype: of the weights; ``"auto"`` takes the checkpoint's, and float32 for float16 on a CPU.
             device: where the whole model goes; the CPU when None.
             device_map: accelerate's, instead of ``device``.
+            check: whether to run :meth:`self_check` on the loaded model.
 
         Raises:
             CheckpointError: a missing, truncated or mismatched file; every missing or unexpected key is named.
@@ -87,6 +91,8 @@ class HookedVLM:
         model = cls(loaded.hf, loaded.processing, name=str(name), box_format=loaded.box_format)
         if loaded.mean is not None:
             model.donors["mean"] = loaded.mean
+        if check:
+            model.self_check()
         return model
 
     @classmethod
@@ -279,6 +285,39 @@ class HookedVLM:
         inputs = {name: tensor for name, tensor in prompt.tensors.items() if name != "position_ids"}
         with self._running(prompt, interventions, donors), torch.no_grad():
             return self.hf.generate(**inputs, **settings)[:, inputs["input_ids"].shape[1] :]
+
+    def to(self, device: torch.device | str) -> HookedVLM:
+        """Move the model to another device, and return it."""
+        self.hf.to(device)
+        return self
+
+    def to_tokens(self, text: str) -> Int[Tensor, "1 position"]:
+        """Return the ids of a text, with the special tokens the tokenizer adds; images need :meth:`prepare`."""
+        return self.tokenizer(text, return_tensors="pt")["input_ids"].to(self.device)
+
+    def to_str_tokens(self, text: str) -> list[str]:
+        """Return the tokens of a text as strings."""
+        return [self.tokenizer.decode([index]) for index in self.to_tokens(text)[0].tolist()]
+
+    def probe(self) -> Prompt:
+        """Return a small prompt with a picture that this model can read, for checks."""
+        pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+        return self.prepare(pixels, f"{self.processing.family.template_image} what is this ?", template="raw")
+
+    @torch.no_grad()
+    def self_check(self) -> tuple[Check, ...]:
+        """Compare logits on a probe: hooked, stepwise and cached paths against HF's own fused one.
+
+        Raises:
+            CheckpointError: when they disagree.
+        """
+        prompt = self.probe()
+        paths = {
+            "hooked model against HF": self(prompt),
+            "stepwise against fused attention": self.run_with_cache(prompt, names_filter="blocks.*.attn.hook_pattern")[0],
+            "cached against uncached last step": cached_logits(self.hf, prompt),
+        }
+        return compare_paths(self.hf(**prompt.tensors, use_cache=False).logits, paths, self.hf.dtype)
 
     @contextmanager
     def hooks(self, *, fwd_hooks: Hooks = (), bwd_hooks: Hooks = ()) -> Iterator[HookedVLM]:

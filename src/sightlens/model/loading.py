@@ -34,7 +34,7 @@ TOWER_FOLDER = "vision_tower"
 PATTERNS = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 OLDER = "pytorch_model*.bin"
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError)
+UNREADABLE = (OSError, RuntimeError, ValueError, TypeError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,9 @@ def read_config(folder: Path) -> PreTrainedConfig:
     data = read_json(folder / "config.json")
     family = find_family(str(data.get("model_type")))
     if "quantization_config" in data:
-        raise CheckpointError("weights that are not quantized", "quantization_config in config.json", "Use the checkpoint in 16 or 32 bits.")
+        raise CheckpointError(
+            "weights that are not quantized", "quantization_config in config.json", "Use the checkpoint in 16 or 32 bits."
+        )
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as problem:
@@ -174,7 +176,9 @@ def read_state(folder: Path) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for path in files or sorted(folder.glob(OLDER)):
         try:
-            state |= load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            state |= (
+                load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            )
         except UNREADABLE as problem:
             raise CheckpointError("a file of weights alone", f"{path.name}: {_reason(problem)}", "Fetch the file again.") from problem
     return state

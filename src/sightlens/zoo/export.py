@@ -9,6 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from sightlens.zoo.recipe import Recipe, tokenizer_for
+from sightlens.zoo.vocabulary import COORDINATES
 
 
 def export(network: PreTrainedModel, recipe: Recipe, out: Path) -> None:
@@ -29,6 +30,14 @@ def export(network: PreTrainedModel, recipe: Recipe, out: Path) -> None:
         pad_token_id=tokenizer.pad_token_id,
     ).save_pretrained(out)
     write_processor(recipe, out)
+    write_boxes(recipe, out)
+
+
+def write_boxes(recipe: Recipe, out: Path) -> None:
+    """Write `sightlens.json`, which says how the model writes a box."""
+    frame = "padded_square" if recipe.name == "llava" else "image"
+    boxes = {"frame": frame, "bins": COORDINATES, "prefixes": ["<loc"] * 4, "anchor": "edge", "digits": 2}
+    (out / "sightlens.json").write_text(json.dumps({"box_format": boxes}, indent=2) + "\n")
 
 
 def write_processor(recipe: Recipe, out: Path) -> None:
