@@ -89,8 +89,9 @@ def tokenizer(template: str) -> PreTrainedTokenizerFast:
             "end_image_token": "</img>",
             "context_image_token": "<IMG_CONTEXT>",
             "video_token": "<video>",
+            "turn_start_token": "<|im_start|>",
+            "turn_end_token": "<|im_end|>",
         },
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
     )
     fast.chat_template = template
     return fast

@@ -96,10 +96,14 @@ def configuration(size: Size) -> PreTrainedConfig:
     tower = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
     if size in LLAVA:
         vision = CLIPVisionConfig(**tower, image_size=336, patch_size=14, projection_dim=768)
-        return LlavaConfig(vision, LlamaConfig(**text, vocab_size=32064, max_position_embeddings=4096), image_token_index=32000)
+        return LlavaConfig(
+            vision_config=vision,
+            text_config=LlamaConfig(**text, vocab_size=32064, max_position_embeddings=4096),
+            image_token_index=32000,
+        )
     vision = InternVLVisionConfig(**tower, image_size=448, patch_size=14, attention_bias=True, norm_type="layer_norm")
     decoder = Qwen3Config(**text, head_dim=128, vocab_size=151936, max_position_embeddings=40960)
-    return InternVLConfig(vision, decoder, image_token_id=151671, image_seq_length=256, tie_word_embeddings=False)
+    return InternVLConfig(vision_config=vision, text_config=decoder, image_token_id=151671, image_seq_length=256, tie_word_embeddings=False)
 
 
 def build(size: Size) -> nn.Module:

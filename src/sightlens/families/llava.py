@@ -100,7 +100,7 @@ def with_mode(processor: Any, mode: str | None) -> Any:
         "do_normalize",
         "rescale_factor",
     )
-    settings = processor.to_dict()
+    settings = {"do_center_crop": False, **processor.to_dict()}  # a SigLIP processor does not know cropping
     return LlavaImageProcessorPil(**{key: settings[key] for key in kept if key in settings}, do_pad=mode == "pad")
 
 

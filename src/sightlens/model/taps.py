@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from sightlens.errors import HookError
 from sightlens.families.compat import HookPoint
 from sightlens.families.sites import Attention, HeadResult, Input, Output, Site
 from sightlens.model.attention import refresh, taps_of
@@ -77,6 +78,8 @@ def _install(point: LiveSite) -> Remove:
 
 def _install_attention(point: LiveSite, tap: Attention, module: nn.Module) -> Remove:
     taps = taps_of(module)
+    if tap.tensor in taps.points:
+        raise HookError(f"one HookedVLM at a time that hooks {point.name} of an HF model", "a second one", "Reset the first one's hooks.")
     taps.points[tap.tensor] = point
     refresh(module)
 
