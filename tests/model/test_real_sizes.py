@@ -214,9 +214,11 @@ def test_shapes_at_the_hooks_of_one_layer(size: Size) -> None:
     seen: dict[str, tuple[int, ...]] = {}
     for name in ("hook_resid_pre", "attn.hook_q", "attn.hook_k", "attn.hook_rot_k", "attn.hook_z", "mlp.hook_post", "hook_resid_post"):
         sites.points[f"blocks.0.{name}"].add_hook(lambda value, hook: seen.update({hook.name: tuple(value.shape)}))
-    hf.model.language_model.layers = hf.model.language_model.layers[:1]
+    decoder = hf.model.language_model
     with torch.device("meta"), torch.no_grad():
-        hf.model.language_model(inputs_embeds=torch.zeros(1, 5, size.width), use_cache=False)
+        states = torch.zeros(1, 5, size.width)
+        turns = decoder.rotary_emb(states, position_ids=torch.arange(5)[None])
+        decoder.layers[0](states, attention_mask=None, position_embeddings=turns)
     assert seen == {
         "blocks.0.hook_resid_pre": (1, 5, size.width),
         "blocks.0.attn.hook_q": (1, 5, size.heads, 128),
