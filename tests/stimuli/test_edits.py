@@ -23,6 +23,12 @@ def test_pictures_are_equal_outside_the_edit(change: str, style: Style) -> None:
         assert (differs & touched.mask).sum() > 0.9 * touched.mask.sum()
 
 
+def test_move_goes_right_and_down() -> None:
+    scene = shapes.Scene(2, 2, Style(), (shapes.Placed("square", "red", "small", 10, 20, 8),))
+    pair = edits.move(scene, 0, offset=(7, -3))
+    assert pair.corrupted.objects[0].box == (17, 17, 25, 25)
+
+
 def test_remove_takes_one_object() -> None:
     for pair in edits.pairs(25, seed=8):
         gone = pair.clean.objects[pair.changed[0]]

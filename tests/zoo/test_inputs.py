@@ -9,7 +9,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 
 from sightlens.zoo import vocabulary
 from sightlens.zoo.answers import load_checkpoint, prompt_text
-from sightlens.zoo.batches import Batcher, attention_mask, box_tokens, relative_box
+from sightlens.zoo.batches import LABELS, Batcher, attention_mask, box_tokens, relative_box
 from sightlens.zoo.evaluate import FOLDERS, answer_box
 from sightlens.zoo.network import read, see
 from sightlens.zoo.pixels import normalize, padded, tiled
@@ -128,19 +128,58 @@ def test_boxes_survive_their_tokens() -> None:
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_helper_targets_describe_the_pixels(name: str) -> None:
     batcher = Batcher(RECIPES[name], seed=6)
-    stimulus, asked = batcher.scene(1, batcher.recipe.layouts[0])
-    batch = batcher.pack([(stimulus, asked)])
+    grid, covered = batcher.recipe.sizes.grid, 0
+    for index in range(6):
+        stimulus, asked = batcher.scene(index, batcher.recipe.layouts[0])
+        batch, views = batcher.pack([(stimulus, asked)]), batcher.views(stimulus)
+        for number, (x0, y0, x1, y1) in enumerate(views.windows):
+            for row, column in np.ndindex(grid, grid):
+                x, y = x0 + (column + 0.5) * (x1 - x0) / grid, y0 + (row + 0.5) * (y1 - y0) / grid
+                wide, high = (x1 - x0) / grid, (y1 - y0) / grid
+                near = [o for o in stimulus.objects if meets(o.box, (x - wide / 2, y - high / 2, x + wide / 2, y + high / 2))]
+                here = number * grid * grid + row * grid + column
+                if len(near) != 1 or not batch.owned[0, here]:
+                    assert near or not batch.owned[0, here]
+                    continue
+                covered += 1
+                local = torch.tensor(relative_box(near[0].box, (x0, y0, x1, y1))).clamp(0, 1)
+                assert batch.label[0, here] == LABELS[near[0].label]
+                torch.testing.assert_close(batch.box[0, here], local, atol=1e-6, rtol=0)
+                torch.testing.assert_close(batch.frame_box[0, here], torch.tensor(relative_box(near[0].box, views.frame)))
+    assert covered > 50
+
+
+def meets(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_centre_is_marked_once_in_the_overview(name: str) -> None:
+    batcher = Batcher(RECIPES[name], seed=7)
     grid = batcher.recipe.sizes.grid
-    views = batcher.views(stimulus)
-    assert batch.owned.any()
-    for number, (x0, y0, x1, y1) in enumerate(views.windows):
-        middles = [(x0 + (c + 0.5) * (x1 - x0) / grid, y0 + (r + 0.5) * (y1 - y0) / grid) for r in range(grid) for c in range(grid)]
-        for cell, (x, y) in enumerate(middles):
-            inside = [o for o in stimulus.objects if o.box[0] < x < o.box[2] and o.box[1] < y < o.box[3]]
-            here = number * grid * grid + cell
-            if inside and name == "llava":
-                assert batch.owned[0, here]
-                expected = torch.tensor(relative_box(inside[0].box, views.frame))
-                torch.testing.assert_close(batch.frame_box[0, here], expected)
-    if name == "llava":
-        assert batch.centre.sum() == len(stimulus.objects)
+    for index in range(6):
+        stimulus, asked = batcher.scene(index, batcher.recipe.layouts[0])
+        batch, frame = batcher.pack([(stimulus, asked)]), batcher.views(stimulus).frame
+        overview = batch.centre[0, -grid * grid :].unflatten(0, (grid, grid))
+        expected = torch.zeros_like(overview)
+        for item in stimulus.objects:
+            x0, y0, x1, y1 = relative_box(item.box, frame)
+            expected[int((y0 + y1) / 2 * grid), int((x0 + x1) / 2 * grid), LABELS[item.label]] = 1
+        assert torch.equal(overview, expected)
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_the_noun_of_each_question_is_found_and_described(name: str) -> None:
+    batcher = Batcher(RECIPES[name], seed=8)
+    stimulus, asked = batcher.scene(3, batcher.recipe.layouts[0])
+    batch, frame = batcher.pack([(stimulus, asked)]), batcher.views(stimulus).frame
+    for k, question in enumerate(asked):
+        noun = batcher.tokenizer.convert_ids_to_tokens(int(batch.ids[0, batch.asked.place[k]]))
+        assert noun == question.text.split()[-2]
+        if question.kind == "counting":
+            assert batch.asked.number[k] == question.number
+        if question.kind == "existence":
+            assert (batch.asked.number[k] > 0) == (question.answer == "yes")
+        if question.box is not None:
+            assert batch.asked.number[k] == 1
+            torch.testing.assert_close(batch.asked.box[k], torch.tensor(relative_box(question.box, frame)))

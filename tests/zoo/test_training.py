@@ -34,6 +34,8 @@ def test_training_exports_a_loadable_folder(name: str, tmp_path: Path) -> None:
     for file in ("sightlens.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
         shipped = json.loads((FOLDERS[name] / file).read_text())
         assert json.loads((tmp_path / file).read_text()) == shipped
+    for file in ("chat_template.jinja", "tokenizer.json"):
+        assert (tmp_path / file).read_text() == (FOLDERS[name] / file).read_text()
     weights = run.network.state_dict()
     assert loaded.dtype == torch.float32
     for key, value in loaded.state_dict().items():

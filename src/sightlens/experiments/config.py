@@ -24,7 +24,7 @@ from sightlens.stimuli import Question
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 RECIPES = {"ablate_tokens": ablate_tokens, "knockout_windows": knockout_windows}
 TOP = {"model", "store", "report", "batch_size", "mean_images", "study", "trial", "cell"}
@@ -155,7 +155,7 @@ def read_mask(path: Path, size: tuple[int, int]) -> PixelMask:
         ImageError: when it is no picture.
         StudyError: when it has another size than its image.
     """
-    mask = np.asarray(open_image(path)).any(axis=-1)
+    mask: PixelMask = np.any(np.asarray(open_image(path)), axis=-1)
     if mask.shape != size:
         raise StudyError(
             f"a mask of {size[1]}×{size[0]} pixels", f"{path.name} of {mask.shape[1]}×{mask.shape[0]}", "Scale the mask without smoothing."

@@ -99,7 +99,7 @@ def demo_report(model: HookedVLM, findings: Findings) -> Report:
 
 def _ablation_table(outcome: Outcome, metric: str) -> pd.DataFrame:
     table = outcome.table(metric)
-    return table[table["condition"] != "none"]
+    return table.loc[table["condition"] != "none"]
 
 
 def _ablation_plot(outcome: Outcome, metric: str) -> Plot:
@@ -134,13 +134,13 @@ def _difference(outcome: Outcome, metric: str) -> str:
 def _knockout_plot(outcome: Outcome, metric: str) -> Plot:
     table = outcome.table(metric)
     labels = Labels(title="Post-image queries cut off from keys, by window of layers", x="layers", y=WORDS[metric])
-    return plot_curves(table[table["keys"] != "none"], x="layers", group="keys", labels=labels)
+    return plot_curves(table.loc[table["keys"] != "none"], x="layers", group="keys", labels=labels)
 
 
 def _knockout_sentence(outcome: Outcome, metric: str) -> str:
     table = outcome.table(metric)
     base = table[table["keys"] == "none"].iloc[0]
-    windows = table[(table["keys"] == "object") & (table["layers"] != "all")]
+    windows = table.loc[(table["keys"] == "object") & (table["layers"] != "all")]
     lowest = windows.loc[windows["mean"].idxmin()]
     control = table[(table["keys"] == "random(object, 0)") & (table["layers"] == lowest["layers"])].iloc[0]
     every = table[(table["keys"] == "object") & (table["layers"] == "all")].iloc[0]

@@ -46,4 +46,4 @@ class Outcome(Result):
         """Return mean, interval and count per cell of a metric, repetitions averaged."""
         merged = self.average(self.repeats) if self.repeats is not None else Result(self.records)
         summary = merged.summary()
-        return summary[(summary["metric"] == metric) & (summary["n"] > 0)]
+        return summary.loc[(summary["metric"] == metric) & (summary["n"] > 0)]

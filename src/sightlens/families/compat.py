@@ -17,7 +17,7 @@ from torch import nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_config_from_hf
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
@@ -59,7 +59,7 @@ def register_attention(name: str, *, fused: Callable[..., Any], eager: Callable[
         AttentionMaskInterface.register(f"{name}_{base}", mask)
 
 
-def lens_config(hf: nn.Module, name: str) -> Any:
+def lens_config(hf: PreTrainedModel, name: str) -> Any:
     """Return the TransformerLens config of an HF model (``d_model``, ``n_heads``, ``n_layers``, …)."""
     config = hf.config
     dtype = next(hf.parameters()).dtype
@@ -75,11 +75,7 @@ def unwrap_bridge(model: nn.Module) -> nn.Module:
     for child_name, child in list(model._modules.items()):
         if child is None:
             continue
-        inner = child
-        while isinstance(inner, GeneralizedComponent):
-            inner = inner.original_component
-        if isinstance(child, nn.ModuleList):
-            inner = nn.ModuleList([_innermost(item) for item in child])
+        inner = nn.ModuleList([_innermost(item) for item in child]) if isinstance(child, nn.ModuleList) else _innermost(child)
         model._modules[child_name] = inner
         unwrap_bridge(inner)
     return model
@@ -87,7 +83,7 @@ def unwrap_bridge(model: nn.Module) -> nn.Module:
 
 def _innermost(module: nn.Module) -> nn.Module:
     while isinstance(module, GeneralizedComponent):
-        module = module.original_component
+        module = module.original_component  # pyright: ignore[reportAssignmentType]  # None only before the bridge is set up
     return module
 
 

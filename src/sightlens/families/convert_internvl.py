@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformers import InternVLConfig, InternVLVisionConfig, PreTrainedConfig
-from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from sightlens.errors import FamilyError
 from sightlens.families.convert_format import OriginalFormat, refuse, require, text_config

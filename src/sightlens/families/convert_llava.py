@@ -93,7 +93,8 @@ class LlavaLlama(OriginalFormat):
             vision_config=vision,
             text_config=language,
             image_token_index=image_token_id,
-            image_seq_length=(vision.image_size // vision.patch_size) ** 2,
+            # HF also lets these be pairs; a CLIP tower has numbers
+            image_seq_length=(vision.image_size // vision.patch_size) ** 2,  # pyright: ignore[reportOperatorIssue]
             vision_feature_layer=data.get("mm_vision_select_layer", -2),
             vision_feature_select_strategy="default",
             tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
@@ -117,4 +118,5 @@ def _tower_config(data: Mapping[str, Any], tower: Mapping[str, Any] | None) -> C
             "none beside the weights",
             "Put the tower's config.json into the folder vision_tower of the checkpoint.",
         )
-    return CLIPVisionConfig(**{field: fields[field] for field in VISION_FIELDS if field in fields})
+    values: dict[str, Any] = {field: fields[field] for field in VISION_FIELDS if field in fields}
+    return CLIPVisionConfig(**values)

@@ -50,7 +50,7 @@ class ImageSteps:
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         if self.resize is None:
             return height, width
-        if self.resize[0] == "to":
+        if len(self.resize) == 3:
             return self.resize[1], self.resize[2]
         short, long = min(height, width), max(height, width)
         target = self.resize[1]

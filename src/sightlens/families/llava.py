@@ -114,5 +114,7 @@ def image_steps(processor: Any) -> ImageSteps:
         resize = ("short", size["shortest_edge"])
     else:
         resize = ("to", size["height"], size["width"])
-    keeps = bool(settings.get("do_center_crop")) and crop is not None
-    return ImageSteps(pad=bool(settings.get("do_pad")), resize=resize, crop=(crop["height"], crop["width"]) if keeps else None)
+    keeps = bool(settings.get("do_center_crop"))
+    return ImageSteps(
+        pad=bool(settings.get("do_pad")), resize=resize, crop=(crop["height"], crop["width"]) if keeps and crop is not None else None
+    )

@@ -54,9 +54,10 @@ def freeze_where(where: Where) -> Selector | Fixed:
     return where
 
 
-def resolve_where(where: Selector | Fixed, layout: Layout) -> TokenSet:
+def resolve_where(where: Where, layout: Layout) -> TokenSet:
     """Return the positions on a layout."""
-    return where.resolve(layout) if isinstance(where, Fixed) else layout.select(where)
+    frozen = freeze_where(where)
+    return frozen.resolve(layout) if isinstance(frozen, Fixed) else layout.select(frozen)
 
 
 def where_to_data(where: Selector | Fixed) -> str | dict[str, Any]:

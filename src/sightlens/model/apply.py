@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sightlens.errors import InterventionError, listing
 from sightlens.families.sites import Site
-from sightlens.interventions import Ablate, Fixed, Intervention, Knockout, Mean, PatchIn, resolve_where
-from sightlens.layout import Selector
+from sightlens.interventions import Ablate, Intervention, Knockout, Mean, PatchIn, Where, resolve_where
+from sightlens.layout import TokenSet
 from sightlens.model.cache import Cache
 from sightlens.model.knockout import knock_out
 from sightlens.model.sites import Sites
@@ -91,7 +91,7 @@ class _Rewrite:
     """A change to the selected positions (and heads) of every example of a batch."""
 
     window: Window
-    at: Selector | Fixed
+    at: Where
     heads: tuple[int, ...] | None
     change: Change
     count: Callable[[int], None]
@@ -123,7 +123,7 @@ def _rewrite(point: LiveSite, rewrite: _Rewrite) -> Remove:
     return lambda: point.drop(handle)
 
 
-def site_rows(site: Site, window: Window, tokens: object, example: int) -> Tensor:
+def site_rows(site: Site, window: Window, tokens: TokenSet, example: int) -> Tensor:
     """Return where an example's positions lie in a site's first two dimensions, flattened."""
     if "token" in site.dims:
         before = sum(len(layout.visual_tokens()) for layout in window.layouts[:example])
@@ -193,7 +193,7 @@ def _patch(intervention: PatchIn, name: str, donors: Mapping[str, Donor]) -> Cha
 
 
 def _donor_values(cache: Cache, name: str, intervention: PatchIn, donor: int) -> Tensor:
-    tokens = resolve_where(intervention.source, cache.window.layouts[donor])  # type: ignore[arg-type]
+    tokens = resolve_where(intervention.source, cache.window.layouts[donor])
     value, site = cache[name], cache.sites[name]
     rows = site_rows(site, cache.window, tokens, donor).to(value.device)
     return value.flatten(0, 1)[rows] if intervention.heads is None else value.flatten(0, 1)[rows][:, list(intervention.heads)]

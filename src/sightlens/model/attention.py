@@ -49,16 +49,20 @@ def taps_of(module: nn.Module) -> AttentionTaps:
     return _TAPS.setdefault(module, AttentionTaps())
 
 
+def _config(module: Any) -> Any:
+    return module.config
+
+
 def refresh(module: nn.Module) -> None:
     """Route an attention module's model through the tapped functions while any tap is active, and back after the last."""
-    config = module.config
+    config = _config(module)
     name = config._attn_implementation
-    active = any(taps and other.config is config for other, taps in _TAPS.items())
+    active = any(taps and _config(other) is config for other, taps in _TAPS.items())
     if active and not name.startswith(f"{NAME}_"):
         _ORIGINAL[module] = name
         config._attn_implementation = f"{NAME}_{'eager' if name == 'eager' else 'sdpa'}"
     elif not active and name.startswith(f"{NAME}_"):
-        originals = [_ORIGINAL.pop(other) for other in list(_ORIGINAL) if other.config is config]
+        originals = [_ORIGINAL.pop(other) for other in list(_ORIGINAL) if _config(other) is config]
         config._attn_implementation = originals[0]
 
 
@@ -104,7 +108,7 @@ def tapped_eager(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, a
     return _stepwise(module, taps, (query, key, value), attention_mask, options)
 
 
-def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
+def _is_causal(module: Any, options: dict[str, Any]) -> bool:
     asked = options.get("is_causal")
     return module.is_causal if asked is None else asked
 

@@ -57,7 +57,7 @@ def _verify_example(model: HookedVLM, prompt: Prompt, *, tokens: int, seed: int)
             "the projector's outputs at the layout's visual positions", "other values", f"The layout of {layout} is wrong; report it."
         )
     for k in chosen:
-        yield _verify_token(model, prompt, table[k], flat=int(k), before=cache["vision_encoder.embeddings.hook_out"])
+        yield _verify_token(model, prompt, table[int(k)], flat=int(k), before=cache["vision_encoder.embeddings.hook_out"])
 
 
 def _drawable(box: np.ndarray, size: tuple[int, int]) -> bool:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from sightlens._types import Logits
 from sightlens.errors import HookError, PromptError
@@ -45,7 +46,7 @@ class HookedVLM:
         donors: values that interventions take by name, such as ``"mean"``.
     """
 
-    def __init__(self, hf: nn.Module, processing: Processing, *, name: str = "model", box_format: BoxFormat | None = None) -> None:
+    def __init__(self, hf: PreTrainedModel, processing: Processing, *, name: str = "model", box_format: BoxFormat | None = None) -> None:
         """Put hook points on an HF model; use :meth:`from_pretrained`, :meth:`from_hf` or :meth:`from_bridge`.
 
         Args:
@@ -96,7 +97,7 @@ class HookedVLM:
         return model
 
     @classmethod
-    def from_hf(cls, hf: nn.Module, processor: Any) -> HookedVLM:
+    def from_hf(cls, hf: PreTrainedModel, processor: Any) -> HookedVLM:
         """Wrap an HF model that is already in memory.
 
         Args:
@@ -116,7 +117,8 @@ class HookedVLM:
 
         The bridge has rebuilt that model's modules; they are put back, so do not use the bridge afterwards.
         """
-        return cls.from_hf(unwrap_bridge(bridge.original_model), processor)
+        unwrap_bridge(bridge.original_model)
+        return cls.from_hf(bridge.original_model, processor)
 
     def __repr__(self) -> str:
         """Name, family and size."""
@@ -131,7 +133,7 @@ class HookedVLM:
     @property
     def attention(self) -> str:
         """The attention path of layers that nobody looks into, such as ``sdpa`` or ``eager``."""
-        return self.hf.config._attn_implementation
+        return self.hf.config._attn_implementation  # pyright: ignore[reportReturnType]  # a model in memory has chosen one
 
     @property
     def tokenizer(self) -> Any:
@@ -284,11 +286,12 @@ class HookedVLM:
             raise PromptError("one sequence per example", f"{dict(options or {})}", "Beams reorder examples; generate them one by one.")
         inputs = {name: tensor for name, tensor in prompt.tensors.items() if name != "position_ids"}
         with self._running(prompt, interventions, donors), torch.no_grad():
-            return self.hf.generate(**inputs, **settings)[:, inputs["input_ids"].shape[1] :]
+            ids = self.hf.generate(**inputs, **settings)  # pyright: ignore[reportCallIssue]  # not every PreTrainedModel has it
+            return ids[:, inputs["input_ids"].shape[1] :]
 
     def to(self, device: torch.device | str) -> HookedVLM:
         """Move the model to another device, and return it."""
-        self.hf.to(device)
+        self.hf.to(device)  # pyright: ignore[reportArgumentType]  # HF's decorator hides the signature
         return self
 
     def to_tokens(self, text: str) -> Int[Tensor, "1 position"]:
@@ -323,8 +326,9 @@ class HookedVLM:
     def hooks(self, *, fwd_hooks: Hooks = (), bwd_hooks: Hooks = ()) -> Iterator[HookedVLM]:
         """Keep hooks on while the context is open; they are removed whatever happens."""
         added: list[tuple[LiveSite, Any]] = []
+        given: tuple[tuple[Literal["fwd", "bwd"], Hooks], ...] = (("fwd", fwd_hooks), ("bwd", bwd_hooks))
         try:
-            for direction, hooks in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
+            for direction, hooks in given:
                 for name, function in hooks:
                     added.append(self._add(parse_address(name), function, direction))
             yield self

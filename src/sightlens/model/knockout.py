@@ -57,8 +57,8 @@ def _wanted(window: Window, intervention: Knockout, edges: Tensor) -> Tensor:
     """Return ``[batch, query, key]``: the edges the selectors name, that exist or not."""
     wanted = np.zeros((edges.shape[0], *edges.shape[2:]), dtype=bool)
     for example, layout in enumerate(window.layouts):
-        queries = window.queries(resolve_where(intervention.queries, layout))  # type: ignore[arg-type]
-        keys = window.keys(resolve_where(intervention.keys, layout))  # type: ignore[arg-type]
+        queries = window.queries(resolve_where(intervention.queries, layout))
+        keys = window.keys(resolve_where(intervention.keys, layout))
         wanted[example][np.ix_(queries, keys)] = True
     return torch.as_tensor(wanted, device=edges.device)
 

@@ -16,8 +16,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from tokenizers import AddedToken
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedConfig
+from torch import Tensor
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from sightlens.errors import CheckpointError, listing
 from sightlens.families import Processing, find_family
@@ -41,7 +41,7 @@ UNREADABLE = (OSError, RuntimeError, ValueError, TypeError, KeyError, EOFError, 
 class Loaded:
     """What a checkpoint folder holds."""
 
-    hf: nn.Module
+    hf: PreTrainedModel
     processing: Processing
     box_format: BoxFormat | None
     mean: Mean | None
@@ -186,7 +186,7 @@ def read_state(folder: Path) -> dict[str, Tensor]:
 
 def _load_weights(
     folder: Path, config: PreTrainedConfig, *, state: dict[str, Tensor] | None, dtype: torch.dtype | str, placement: Any
-) -> nn.Module:
+) -> PreTrainedModel:
     cls = getattr(transformers, find_family(config.model_type).architecture)
     options = {"local_files_only": True, "output_loading_info": True, "ignore_mismatched_sizes": True, "weights_only": True}
     source = {"pretrained_model_name_or_path": folder if state is None else None, "state_dict": state}
@@ -318,8 +318,11 @@ def _load_box_format(folder: Path) -> BoxFormat | None:
     if not (folder / OWN_FILE).exists():
         return None
     fields = read_json(folder / OWN_FILE).get("box_format")
+    if fields is None:
+        return None
     try:
-        return None if fields is None else BinTokens(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+        return BinTokens(**values)
     except (TypeError, AttributeError) as problem:
         raise CheckpointError(f"a box_format in {OWN_FILE}", _reason(problem), "Fetch the file again.") from problem
 

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from sightlens.errors import HookError, InterventionError, listing
 from sightlens.families.sites import Site
@@ -16,7 +17,7 @@ from sightlens.model.window import Window
 class Sites:
     """The hook points of a model by name, and the window that its forward passes move."""
 
-    def __init__(self, hf: nn.Module, listed: Sequence[Site]) -> None:
+    def __init__(self, hf: PreTrainedModel, listed: Sequence[Site]) -> None:
         """Make a hook point for every site.
 
         Args:
@@ -25,7 +26,7 @@ class Sites:
         """
         self.points = {site.name: LiveSite(site, hf) for site in listed}
         self.window = Window(hf.get_submodule(self.points["hook_merged_embed"].site.module))
-        patterns = [point for point in self.points.values() if point.site.layer is not None and point.name.endswith("hook_pattern")]
+        patterns = [point for point in self.points.values() if point.site.layer is not None and point.site.name.endswith("hook_pattern")]
         self._attention = [point.module for point in patterns]
         self.n_heads: int = self.points["blocks.0.attn.hook_z"].site.tap.heads  # type: ignore[union-attr]
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from sightlens.errors import HookError
 from sightlens.families.compat import HookPoint
@@ -24,7 +25,7 @@ Direction = Literal["fwd", "bwd", "both"]
 class LiveSite(HookPoint):
     """A hook point at one site of a model."""
 
-    def __init__(self, site: Site, model: nn.Module) -> None:
+    def __init__(self, site: Site, model: PreTrainedModel) -> None:
         """Bind a site to the module that carries it.
 
         Args:
@@ -40,7 +41,10 @@ class LiveSite(HookPoint):
         """The HF module that carries this site."""
         return self._model[0].get_submodule(self.site.module)
 
-    def add_hook(self, hook: Callable[..., Any], dir: Literal["fwd", "bwd"] = "fwd", **options: Any) -> Any:
+    # the other options of TransformerLens go by keyword
+    def add_hook(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, hook: Callable[..., Any], dir: Literal["fwd", "bwd"] = "fwd", **options: Any
+    ) -> Any:
         """Add a hook as TransformerLens does, and start listening."""
         handle = super().add_hook(hook, dir=dir, **options)
         if self._remove is None:
@@ -129,7 +133,7 @@ def _output_hook(point: LiveSite, tap: Output) -> Callable[..., Any]:
 
 
 def _result_hook(point: LiveSite, tap: HeadResult) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    def hook(module: Any, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         weight = module.weight.unflatten(-1, (tap.heads, -1))
         result = torch.einsum("bphd,mhd->bphm", _split(args[0], tap.heads), weight)
         kept = result.detach().clone()

@@ -53,5 +53,7 @@ def generate(checkpoint: Checkpoint, images: list[Image.Image], questions: list[
     seen = [checkpoint.pixels(images=[image], return_tensors="pt")["pixel_values"] for image in images]
     text = [prompt_text(checkpoint, question, len(views)) for question, views in zip(questions, seen, strict=True)]
     inputs = checkpoint.tokenizer(text, return_tensors="pt", padding=True)
-    output = checkpoint.model.generate(**inputs, pixel_values=torch.cat(seen), do_sample=False, max_new_tokens=LONGEST_ANSWER)
+    output = checkpoint.model.generate(  # pyright: ignore[reportCallIssue]  # not every PreTrainedModel has it
+        **inputs, pixel_values=torch.cat(seen), do_sample=False, max_new_tokens=LONGEST_ANSWER
+    )
     return checkpoint.tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

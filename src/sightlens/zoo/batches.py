@@ -96,7 +96,8 @@ class Batcher:
         helpers = [_helpers(stimulus, view, self.recipe.sizes.grid) for (stimulus, _), view in zip(scenes, views, strict=True)]
         stacked = [torch.from_numpy(np.stack([entry[k] for entry in helpers])) for k in range(5)]
         asked = _asked(scenes, views, columns[2])
-        return Batch(normalize(np.concatenate([view.pixels for view in views])), *columns, *stacked, asked)
+        pixels = normalize(np.concatenate([view.pixels for view in views]))
+        return Batch(pixels, *columns, *stacked, asked)  # pyright: ignore[reportCallIssue]  # five columns, five stacked
 
     def prefix(self, views: int) -> list[int]:
         """Ids of everything before the question."""
@@ -117,7 +118,8 @@ class Batcher:
     def encode(self, text: str) -> list[int]:
         """Ids of words separated by blanks."""
         if text not in self._known:
-            self._known[text] = self.tokenizer.convert_tokens_to_ids(text.split())
+            ids = self.tokenizer.convert_tokens_to_ids(text.split())
+            self._known[text] = ids  # pyright: ignore[reportArgumentType]  # a list for a list
         return self._known[text]
 
     def _row(self, questions: tuple[Question, ...], views: Views) -> tuple[list, list, list, list, list]:

@@ -65,7 +65,8 @@ def answer_box(text: str) -> Box | None:
     marks = [int(mark) for mark in re.findall(r"<loc(\d\d)>", text)]
     if len(marks) != 4:
         return None
-    return tuple(mark / (COORDINATES - 1) for mark in marks)
+    x0, y0, x1, y1 = (mark / (COORDINATES - 1) for mark in marks)
+    return x0, y0, x1, y1
 
 
 def box_overlap(one: Box, other: Box) -> float:
@@ -140,7 +141,7 @@ def _memberships(outcome: Outcome) -> Iterator[tuple[str, float]]:
     elif question.kind == "counting":
         yield f"counting_{question.number}", value
         yield f"counting_views{outcome.views}", value
-        if 1 <= question.number <= 6:
+        if question.number is not None and 1 <= question.number <= 6:
             yield "counting_to_6", value
     else:
         yield f"existence_{question.negative or question.answer}", value

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from sightlens.zoo.recipe import Recipe, tokenizer_for
 from sightlens.zoo.vocabulary import COORDINATES

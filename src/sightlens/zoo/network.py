@@ -48,7 +48,7 @@ def start_weights(network: PreTrainedModel) -> None:
         if isinstance(module, nn.Linear | nn.Conv2d):
             gain = 0.5 if isinstance(module, nn.Conv2d) else 0.2 if name == "lm_head" else 1.0
             nn.init.normal_(module.weight, std=gain * module.weight[0].numel() ** -0.5)
-    nn.init.normal_(network.get_input_embeddings().weight, std=1.0)
+    nn.init.normal_(network.get_input_embeddings().weight, std=1.0)  # pyright: ignore[reportArgumentType]  # an nn.Embedding
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ class Muon(Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "decay": decay})
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure=None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # takes no closure, so no loss
         """Update every matrix; matrices of one shape are done together."""
         for group in self.param_groups:
             shapes: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
@@ -32,7 +32,7 @@ class Muon(Optimizer):
         if "average" not in state:
             state["average"] = torch.zeros_like(parameter)
         state["average"].lerp_(parameter.grad, 1 - momentum)
-        return parameter.grad.lerp(state["average"], momentum)
+        return parameter.grad.lerp(state["average"], momentum)  # pyright: ignore[reportOptionalMemberAccess]  # step has checked
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
-from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 PAD_COLOUR = tuple(int(mean * 255) for mean in OPENAI_CLIP_MEAN)
 Window = tuple[float, float, float, float]

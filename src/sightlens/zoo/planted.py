@@ -182,14 +182,14 @@ def _projector(model: LlavaForConditionalGeneration) -> None:
 
 def _words(model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
     """Embeddings with their marks, and an output that reads `answer` and `done` only."""
-    words, output = model.get_input_embeddings().weight, model.lm_head.weight
+    words, output = model.model.language_model.embed_tokens.weight, model.lm_head.weight
     nn.init.normal_(words, std=0.1)
     words[:, : SUBSPACES["answer"].stop] = 0
     words[:, SUBSPACES["constant"]] = CONSTANT
     output.zero_()
     for mark, token in (("bos", "<bos>"), ("last", ":")):
         words[tokenizer.convert_tokens_to_ids(token), SUBSPACES[mark]] = 1.0
-    output[tokenizer.eos_token_id, SUBSPACES["done"]] = 30.0
+    output[tokenizer.eos_token_id, SUBSPACES["done"]] = 30.0  # pyright: ignore[reportArgumentType]  # one id
     named: Tensor = output[:, SUBSPACES["answer"]]
     for row in range(GRID):
         for column in range(GRID):
@@ -226,7 +226,7 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> LlavaConfig:
     return LlavaConfig(
         vision_config=vision,
         text_config=text,
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),  # pyright: ignore[reportArgumentType]  # one id for one token
         image_seq_length=GRID**2,
         vision_feature_layer=-1,
     )

@@ -31,7 +31,10 @@ def peek(trainer: Trainer) -> dict[str, float]:
         size = max(8, round(PEEK_SCENES * layout.share))
         scenes = [batcher.scene(1000 * number + k, layout) for k in range(size)]
         batch = batcher.pack(scenes)
-        right[f"label{layout.views}"].append(trainer.helpers[0].accuracy(see(trainer.network, batch), describe(batch)))
+        accuracy = trainer.helpers[0].accuracy(  # pyright: ignore[reportCallIssue]  # a HelperHead
+            see(trainer.network, batch), describe(batch)
+        )
+        right[f"label{layout.views}"].append(accuracy)
         guess = torch.zeros_like(batch.ids)
         asked = batch.weight > 0
         guess[asked] = read(trainer.network, batch, see(trainer.network, batch)).logits.argmax(-1)

@@ -111,7 +111,7 @@ def llava_config(sizes: Sizes, tokenizer: PreTrainedTokenizerBase) -> LlavaConfi
     return LlavaConfig(
         vision_config=vision,
         text_config={"model_type": "llama", **_text_config(sizes, tokenizer), "bos_token_id": tokenizer.bos_token_id},
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),  # pyright: ignore[reportArgumentType]  # one id for one token
         image_seq_length=sizes.grid**2,
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
@@ -134,7 +134,7 @@ def internvl_config(sizes: Sizes, tokenizer: PreTrainedTokenizerBase) -> InternV
     return InternVLConfig(
         vision_config=vision,
         text_config={"model_type": "qwen3", **_text_config(sizes, tokenizer), "use_sliding_window": False},
-        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),  # pyright: ignore[reportArgumentType]  # one id for one token
         image_seq_length=sizes.grid**2,
         downsample_ratio=0.5,
         tie_word_embeddings=False,
