@@ -22,6 +22,14 @@ HELD_OUT_SEED = 900_001
 TASKS = {"existence": "correct", "localization": "iou"}
 WORDS = {"correct": "share answered “yes” to an object that is there", "iou": "mean IoU of the answered box"}
 
+INTRODUCTION = (
+    "Held-out drawn scenes, greedy answers. Each number is a mean over pictures with a 95 % bootstrap interval; every set of "
+    "object tokens has controls of the same size (random tokens) and of the same size and shape (the set moved elsewhere).\n\n"
+    "A shipped model was trained with helper heads that read object features at given layers (see its model card), so which "
+    "layers matter is partly a choice of its recipe. Read the layer curves as a demonstration of the method, not as a finding "
+    "about vision-language models."
+)
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -76,6 +84,7 @@ def demo_report(model: HookedVLM, findings: Findings) -> Report:
     assert trial.mask is not None
     bound = prompt.with_objects(trial.mask)
     report = Report(f"What {model.name} looks at", provenance=findings.ablation.provenance)
+    report = report.add("What this is", INTRODUCTION)
     report = report.add(
         "The picture and its tokens",
         f"The question is “{trial.question.text}” The sequence is {prompt.layout}. "
