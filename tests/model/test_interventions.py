@@ -167,6 +167,8 @@ def test_interventions_that_touch_nothing_or_cannot_work_say_so(model):
         (Knockout("post_image", "image", layers=(7,)), "layers below 3"),
         (Knockout("post_image", "image", heads=(4,)), "heads below 4"),
         (Ablate("image", "mean"), "fit_mean"),
+        (Ablate("image", "zero", site="blocks.0.attn.hook_z", heads=(4,)), "heads below 4"),
+        (Ablate("image", "zero", site="blocks.0.attn.hook_k", heads=(2,)), "heads below 2"),
         (Ablate("image", "clean"), "cache"),
         (Ablate("image", "zero", site="blocks.0.attn.hook_pattern"), "Knockout"),
         (Ablate("image", "zero", site="hook_merged_embed", heads=(0,)), "heads"),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sightlens.errors import InterventionError, listing
-from sightlens.families.sites import Site
+from sightlens.families.sites import Attention, Site
 from sightlens.interventions import Ablate, Intervention, Knockout, Mean, PatchIn, Where, resolve_where
 from sightlens.layout import TokenSet
 from sightlens.model.cache import Cache
@@ -119,6 +119,8 @@ def _rewrite(point: LiveSite, rewrite: _Rewrite) -> Remove:
         raise InterventionError("a site with positions or visual tokens", f"{site.name} {list(site.dims)}", "Use Knockout for attention.")
     if heads is not None and "head" not in site.dims:
         raise InterventionError("a site with heads (hook_q, hook_k, hook_v, hook_z, hook_result)", site.name, "Leave out heads=.")
+    if heads is not None and not isinstance(site.tap, Attention) and max(heads) >= (site.tap.heads or 0):
+        raise InterventionError(f"heads below {site.tap.heads} at {site.name}", f"{heads}", "Heads count from 0.")
     handle = point.add_hook(lambda value, hook: rewrite(value, site))
     return lambda: point.drop(handle)
 

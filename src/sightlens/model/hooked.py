@@ -198,22 +198,20 @@ class HookedVLM:
         with self._running(prompt, interventions, donors):
             return self.hf(**prompt.tensors, use_cache=False, logits_to_keep=0 if keep == "all" else 1).logits
 
-    def run_with_hooks(
-        self, prompt: Prompt, *, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), interventions: Sequence[Intervention] = ()
-    ) -> Logits:
+    def run_with_hooks(self, prompt: Prompt, *, fwd_hooks: Hooks = (), interventions: Sequence[Intervention] = ()) -> Logits:
         """Run the model with hook functions ``fn(activation, hook)`` at names or addresses, as TransformerLens does.
+
+        Backward hooks need :meth:`hooks`, kept open around the backward pass.
 
         Args:
             prompt: from :meth:`prepare`.
             fwd_hooks: ``(name or address, function)``; what the function returns, or edits in place, replaces what it saw.
-            bwd_hooks: the same for gradients, without selectors; they fire while this call's graph is walked backward, so
-                use :meth:`hooks` around the backward pass instead when you need them.
             interventions: applied before the hooks.
 
         Returns:
             Logits ``[batch, position, vocab]``.
         """
-        with self.hooks(fwd_hooks=fwd_hooks, bwd_hooks=bwd_hooks):
+        with self.hooks(fwd_hooks=fwd_hooks):
             return self(prompt, interventions=interventions)
 
     def run_with_cache(
