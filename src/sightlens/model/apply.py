@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,65 +17,95 @@ from sightlens.interventions import Ablate, Intervention, Knockout, Mean, PatchI
 from sightlens.layout import TokenSet
 from sightlens.model.cache import Cache
 from sightlens.model.knockout import knock_out
+from sightlens.model.rows import Edit, Row, Touched, edits
 from sightlens.model.sites import Sites
 from sightlens.model.taps import LiveSite
 from sightlens.model.window import Window
 
 Donor = Cache | Mean | Tensor
-Remove = Callable[[], None]
 Change = Callable[[Tensor, int], Tensor]
-"""From the activations ``[n, …]`` of one example and its index to new ones of the same shape."""
+"""From the activations ``[n, …]`` of one example and its index in the prompt to new ones of the same shape."""
 
 
 @contextmanager
-def applied(sites: Sites, interventions: Sequence[Intervention], donors: Mapping[str, Donor]) -> Iterator[None]:
-    """Apply interventions in order while the context is open; afterwards check that each touched something.
+def applied(sites: Sites, rows: Sequence[Row], donors: Mapping[str, Donor], *, touched: Touched) -> Iterator[None]:
+    """Apply each row's interventions, in order, to that row of every pass while the context is open.
 
     Hooks are removed whatever happens.
 
+    Args:
+        sites: of the model.
+        rows: one per row of the batch; ``sites.window`` holds the layout of each.
+        donors: values that interventions take by name.
+        touched: counts what was changed.
+
     Raises:
-        InterventionError: when one cannot be applied, or touched nothing.
+        InterventionError: when one cannot be applied.
     """
-    touched = [0] * len(interventions)
-
-    def counter(index: int) -> Callable[[int], None]:
-        def count(positions: int) -> None:
-            touched[index] += positions
-
-        return count
-
-    removers: list[Remove] = []
-    try:
-        for index, intervention in enumerate(interventions):
-            removers.extend(_install(sites, intervention, donors, count=counter(index)))
+    writes: dict[str, list[_Write]] = {}
+    knockouts: dict[int, list[Edit]] = {}
+    for edit in edits(rows):
+        if isinstance(edit.intervention, Knockout):
+            for layer in sites.layers(edit.intervention.layers):
+                knockouts.setdefault(layer, []).append(edit)
+        else:
+            for name, write in _writes(sites, edit, donors):
+                writes.setdefault(name, []).append(write)
+    with ExitStack() as stack:
+        for name, group in writes.items():
+            point = sites.point(name)
+            handle = point.add_hook(partial(_rewrite, writes=group, site=point.site, window=sites.window, touched=touched))
+            stack.callback(point.drop, handle)
+        stack.enter_context(knock_out(sites, knockouts, touched))
         yield
-    finally:
-        for remove in reversed(removers):
-            remove()
-    for intervention, count in zip(interventions, touched, strict=True):
-        if count == 0:
-            raise InterventionError(
-                "an intervention that touches at least one position",
-                f"{intervention}, which touched none",
-                "Check its selectors with prompt.layout.select(…), its layers and its phases.",
-            )
 
 
-def _install(sites: Sites, intervention: Intervention, donors: Mapping[str, Donor], *, count: Callable[[int], None]) -> Iterator[Remove]:
-    if isinstance(intervention, Knockout):
-        yield from knock_out(sites, intervention, count)
-    elif isinstance(intervention, Ablate):
+@dataclass(frozen=True)
+class _Write:
+    """A change to the selected positions (and heads) of some rows."""
+
+    edit: Edit
+    at: Where
+    heads: tuple[int, ...] | None
+    change: Change
+
+
+def _rewrite(value: Tensor, hook: LiveSite, *, writes: Sequence[_Write], site: Site, window: Window, touched: Touched) -> Tensor | None:
+    """Return a changed copy, or None when the pass in progress holds none of the positions."""
+    new: Tensor | None = None
+    for write in writes:
+        for row in write.edit.rows:
+            places = site_rows(site, window, resolve_where(write.at, window.layouts[row]), row).to(value.device)
+            if len(places) == 0:
+                continue
+            new = value.clone() if new is None else new
+            flat, example = new.flatten(0, 1), window.examples[row]
+            where = (places,) if write.heads is None else (places[:, None], torch.tensor(write.heads, device=places.device))
+            flat[where] = write.change(flat[where], example).to(flat.dtype)
+            touched.add(write.edit.intervention, example, len(places))
+    return new
+
+
+def _writes(sites: Sites, edit: Edit, donors: Mapping[str, Donor]) -> Iterator[tuple[str, _Write]]:
+    intervention = edit.intervention
+    if isinstance(intervention, Ablate):
         point = sites.point(intervention.site)
-        yield _rewrite(point, _Rewrite(sites.window, intervention.at, intervention.heads, _ablation(intervention, donors), count))
+        _check_writable(point.site, intervention.heads)
+        yield intervention.site, _Write(edit, intervention.at, intervention.heads, _ablation(intervention, donors))
     elif isinstance(intervention, PatchIn):
-        for name in _matching(sites, intervention):
-            change = _patch(intervention, name, donors)
-            yield _rewrite(sites.point(name), _Rewrite(sites.window, intervention.at, intervention.heads, change, count))
+        for name in matching(sites, intervention):
+            _check_writable(sites.point(name).site, intervention.heads)
+            yield name, _Write(edit, intervention.at, intervention.heads, _patch(intervention, name, donors))
     else:
         raise InterventionError("a kind that sightlens.interventions offers", type(intervention).__name__, "Use one of those.")
 
 
-def _matching(sites: Sites, intervention: PatchIn) -> list[str]:
+def matching(sites: Sites, intervention: PatchIn) -> list[str]:
+    """Return the hook names that a patch-in writes.
+
+    Raises:
+        HookError: when there is none.
+    """
     layers = sites.layers(intervention.layers)
     names = [
         name
@@ -86,52 +117,22 @@ def _matching(sites: Sites, intervention: PatchIn) -> list[str]:
     return names
 
 
-@dataclass(frozen=True)
-class _Rewrite:
-    """A change to the selected positions (and heads) of every example of a batch."""
-
-    window: Window
-    at: Where
-    heads: tuple[int, ...] | None
-    change: Change
-    count: Callable[[int], None]
-
-    def __call__(self, value: Tensor, site: Site) -> Tensor | None:
-        """Return a changed copy, or None when the pass in progress holds none of the positions."""
-        new: Tensor | None = None
-        for example, layout in enumerate(self.window.layouts):
-            rows = site_rows(site, self.window, resolve_where(self.at, layout), example).to(value.device)
-            if len(rows) == 0:
-                continue
-            new = value.clone() if new is None else new
-            self._change_rows(new.flatten(0, 1), rows, example)
-            self.count(len(rows))
-        return new
-
-    def _change_rows(self, flat: Tensor, rows: Tensor, example: int) -> None:
-        where = (rows,) if self.heads is None else (rows[:, None], torch.tensor(self.heads, device=rows.device))
-        flat[where] = self.change(flat[where], example).to(flat.dtype)
-
-
-def _rewrite(point: LiveSite, rewrite: _Rewrite) -> Remove:
-    site, heads = point.site, rewrite.heads
+def _check_writable(site: Site, heads: tuple[int, ...] | None) -> None:
     if "position" not in site.dims and "token" not in site.dims:
         raise InterventionError("a site with positions or visual tokens", f"{site.name} {list(site.dims)}", "Use Knockout for attention.")
     if heads is not None and "head" not in site.dims:
         raise InterventionError("a site with heads (hook_q, hook_k, hook_v, hook_z, hook_result)", site.name, "Leave out heads=.")
     if heads is not None and not isinstance(site.tap, Attention) and max(heads) >= (site.tap.heads or 0):
         raise InterventionError(f"heads below {site.tap.heads} at {site.name}", f"{heads}", "Heads count from 0.")
-    handle = point.add_hook(lambda value, hook: rewrite(value, site))
-    return lambda: point.drop(handle)
 
 
-def site_rows(site: Site, window: Window, tokens: TokenSet, example: int) -> Tensor:
-    """Return where an example's positions lie in a site's first two dimensions, flattened."""
+def site_rows(site: Site, window: Window, tokens: TokenSet, row: int) -> Tensor:
+    """Return where a row's positions lie in a site's first two dimensions, flattened."""
     if "token" in site.dims:
-        before = sum(len(layout.visual_tokens()) for layout in window.layouts[:example])
-        inside = tokens.mask[window.layouts[example].visual_tokens()["position"]]
+        before = sum(len(layout.visual_tokens()) for layout in window.layouts[:row])
+        inside = tokens.mask[window.layouts[row].visual_tokens()["position"]]
         return torch.as_tensor(inside.nonzero()[0] + before)
-    return torch.as_tensor(window.queries(tokens) + example * (window.stop - window.start))
+    return torch.as_tensor(window.queries(tokens) + row * (window.stop - window.start))
 
 
 def _ablation(intervention: Ablate, donors: Mapping[str, Donor]) -> Change:

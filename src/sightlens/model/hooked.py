@@ -26,6 +26,7 @@ from sightlens.model.apply import Donor, applied
 from sightlens.model.cache import Cache
 from sightlens.model.hooking import HookFunction, NameFilter, check_kept, find_addresses, keeper, shown
 from sightlens.model.loading import load_checkpoint, processing_for
+from sightlens.model.rows import Row, Touched
 from sightlens.model.sites import Sites
 from sightlens.model.taps import LiveSite
 
@@ -377,13 +378,12 @@ class HookedVLM:
     def _running(self, prompt: Prompt, interventions: Sequence[Intervention], donors: Mapping[str, Donor] | None) -> Iterator[None]:
         if not isinstance(prompt, Prompt):
             raise PromptError("a Prompt from model.prepare(image, text)", type(prompt).__name__, "Call prepare first.")
-        window = self.sites.window
-        before, window.layouts = window.layouts, prompt.layouts
-        try:
-            with applied(self.sites, interventions, {**self.donors, **(donors or {})}):
+        rows = [Row(example, tuple(interventions)) for example in range(len(prompt))]
+        touched = Touched()
+        with self.sites.window.showing(prompt.layouts, range(len(prompt))):
+            with applied(self.sites, rows, {**self.donors, **(donors or {})}, touched=touched):
                 yield
-        finally:
-            window.layouts = before
+        touched.check(rows)
 
     def _add(self, address: Address, function: HookFunction, direction: Literal["fwd", "bwd"]) -> tuple[LiveSite, Any]:
         point = self.sites.point(address.name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,64 +12,100 @@ from torch import Tensor
 
 from sightlens.errors import InterventionError
 from sightlens.interventions import Knockout, resolve_where
-from sightlens.model.attention import MaskEdit, kept_edges, refresh, taps_of
+from sightlens.model.attention import kept_edges, refresh, taps_of
+from sightlens.model.rows import Edit, Touched
 from sightlens.model.sites import Sites
 from sightlens.model.window import Window
 
 
-def knock_out(sites: Sites, intervention: Knockout, count: Callable[[int], None]) -> Iterator[Callable[[], None]]:
-    """Edit the masks of the chosen layers, and yield what undoes it."""
-    if intervention.heads is not None and max(intervention.heads) >= sites.n_heads:
-        raise InterventionError(f"heads below {sites.n_heads}", f"{intervention.heads}", "Heads count from 0.")
-    edit = _mask_edit(sites.window, intervention, heads=sites.n_heads, count=count)
-    for layer in sites.layers(intervention.layers):
-        module = sites.attention_module(layer)
-        taps = taps_of(module)
-        taps.edits.append(edit)
-        refresh(module)
+@contextmanager
+def knock_out(sites: Sites, knockouts: Mapping[int, Sequence[Edit]], touched: Touched) -> Iterator[None]:
+    """Edit the masks of some layers while the context is open.
 
-        def remove(taps=taps, module=module) -> None:
-            taps.edits.remove(edit)
+    Args:
+        sites: of the model.
+        knockouts: by layer.
+        touched: counts the removed edges.
+
+    Raises:
+        InterventionError: for heads out of range or, during a pass, a query left without keys.
+    """
+    heads = [head for group in knockouts.values() for edit in group for head in _knockout(edit).heads or ()]
+    if heads and max(heads) >= sites.n_heads:
+        raise InterventionError(f"heads below {sites.n_heads}", f"{sorted(set(heads))}", "Heads count from 0.")
+    blocks = _Blocks(sites.window, sites.n_heads, touched)
+    with ExitStack() as stack:
+        for layer, group in knockouts.items():
+            module = sites.attention_module(layer)
+            taps, edit = taps_of(module), partial(blocks.remove, group)
+            taps.edits.append(edit)
             refresh(module)
+            stack.callback(refresh, module)
+            stack.callback(taps.edits.remove, edit)
+        yield
 
-        yield remove
+
+def _knockout(edit: Edit) -> Knockout:
+    assert isinstance(edit.intervention, Knockout)
+    return edit.intervention
 
 
-def _mask_edit(window: Window, intervention: Knockout, *, heads: int, count: Callable[[int], None]) -> MaskEdit:
-    chosen = list(range(heads)) if intervention.heads is None else list(intervention.heads)
+class _Blocks:
+    """Removes edges, and remembers for the layers of one pass which edges a knockout names."""
 
-    def edit(mask: Tensor) -> Tensor:
-        if ("decode" if window.decoding else "prefill") not in intervention.phases:
+    def __init__(self, window: Window, heads: int, touched: Touched) -> None:
+        self._window, self._heads, self._touched = window, heads, touched
+        self._pass, self._named = (0, 0), {}
+
+    def remove(self, group: Sequence[Edit], mask: Tensor) -> Tensor:
+        """Return the mask without the edges that the group's knockouts name, row by row."""
+        window = self._window
+        phase = "decode" if window.decoding else "prefill"
+        active = [edit for edit in group if phase in _knockout(edit).phases]
+        if not active:
             return mask
-        before = kept_edges(mask)
-        wanted = _wanted(window, intervention, before)[:, None]
-        if intervention.heads is not None:
-            mask, before = (x.expand(-1, heads, -1, -1) for x in (mask, before))
-            wanted = wanted & torch.isin(torch.arange(heads, device=mask.device), torch.tensor(chosen, device=mask.device))[:, None, None]
-        blocked = before & wanted
-        _check_rows(before, blocked, intervention)
-        count(int(blocked.sum()))
+        heads = self._heads if any(_knockout(edit).heads is not None for edit in active) else mask.shape[1]
+        mask = mask.expand(len(window.layouts), heads, -1, -1).clone()
+        for edit in active:
+            self._remove(edit, mask)
+        return mask
+
+    def _remove(self, edit: Edit, mask: Tensor) -> None:
+        knockout, rows = _knockout(edit), torch.tensor(edit.rows, device=mask.device)
+        part, before = mask[rows], kept_edges(mask[rows])
+        named = self._edges(edit).to(mask.device)[:, None]
+        if knockout.heads is not None:
+            chosen = torch.zeros(self._heads, dtype=torch.bool, device=mask.device)
+            chosen[list(knockout.heads)] = True
+            named = named & chosen[:, None, None]
+        blocked = before & named
+        _check_rows(before, blocked, knockout)
+        for row, count in zip(edit.rows, blocked.flatten(1).sum(1).tolist(), strict=True):
+            self._touched.add(knockout, self._window.examples[row], count)
         # exactly -inf, so that the softmax gives exactly 0; every row keeps a finite entry
-        return mask.masked_fill(wanted.expand_as(mask), float("-inf")) if blocked.any() else mask
+        mask[rows] = part.masked_fill(blocked, float("-inf"))
 
-    return edit
+    def _edges(self, edit: Edit) -> Tensor:
+        """Return ``[row, query, key]``: the edges that the selectors name, whether they exist or not."""
+        window = self._window
+        if self._pass != (window.start, window.stop):
+            self._pass, self._named = (window.start, window.stop), {}
+        if edit not in self._named:
+            knockout = _knockout(edit)
+            named = np.zeros((len(edit.rows), window.stop - window.start, window.stop), dtype=bool)
+            for index, row in enumerate(edit.rows):
+                queries = window.queries(resolve_where(knockout.queries, window.layouts[row]))
+                keys = window.keys(resolve_where(knockout.keys, window.layouts[row]))
+                named[index][np.ix_(queries, keys)] = True
+            self._named[edit] = torch.as_tensor(named)
+        return self._named[edit]
 
 
-def _wanted(window: Window, intervention: Knockout, edges: Tensor) -> Tensor:
-    """Return ``[batch, query, key]``: the edges the selectors name, that exist or not."""
-    wanted = np.zeros((edges.shape[0], *edges.shape[2:]), dtype=bool)
-    for example, layout in enumerate(window.layouts):
-        queries = window.queries(resolve_where(intervention.queries, layout))
-        keys = window.keys(resolve_where(intervention.keys, layout))
-        wanted[example][np.ix_(queries, keys)] = True
-    return torch.as_tensor(wanted, device=edges.device)
-
-
-def _check_rows(before: Tensor, blocked: Tensor, intervention: Knockout) -> None:
+def _check_rows(before: Tensor, blocked: Tensor, knockout: Knockout) -> None:
     emptied = before.any(-1) & ~(before & ~blocked).any(-1)
     if emptied.any():
         raise InterventionError(
             "at least one key left for every query",
-            f"{int(emptied.sum())} queries without any under {intervention}",
+            f"{int(emptied.sum())} queries without any under {knockout}",
             "Leave a query's own position, or the first token, among its keys.",
         )

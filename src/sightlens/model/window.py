@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,14 +16,15 @@ from sightlens.layout import Layout, TokenSet
 
 
 class Window:
-    """The absolute positions ``start .. stop`` of the current forward pass, and the layouts of its examples.
+    """The absolute positions ``start .. stop`` of the current forward pass, and what the rows of its batch are.
 
-    A decoding step with a cache computes one position; hooks and interventions act at absolute positions, so they ask here.
+    ``layouts`` holds each row's layout, ``examples`` which example of the prompt it is. A decoding step with a cache computes one position; hooks and interventions act at absolute positions, so they ask here.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
         """Follow a decoder; a few microseconds per forward pass, no tensor is touched."""
         self.layouts: tuple[Layout, ...] = ()
+        self.examples: tuple[int, ...] = ()
         self.start, self.stop = 0, 0
         decoder.register_forward_pre_hook(self._follow, with_kwargs=True)
 
@@ -30,14 +33,24 @@ class Window:
         self.start = cached_length(kwargs)
         self.stop = self.start + (kwargs["input_ids"] if states is None else states).shape[1]
 
+    @contextmanager
+    def showing(self, layouts: Sequence[Layout], examples: Sequence[int]) -> Iterator[None]:
+        """Say what the rows of the coming passes are, while the context is open."""
+        before = self.layouts, self.examples
+        self.layouts, self.examples = tuple(layouts), tuple(examples)
+        try:
+            yield
+        finally:
+            self.layouts, self.examples = before
+
     def snapshot(self) -> Window:
         """Return this pass's window, which later passes do not move."""
         return copy.copy(self)
 
     @property
     def decoding(self) -> bool:
-        """Whether positions before the window were computed by an earlier pass."""
-        return self.start > 0
+        """Whether the window lies behind the prompt, among generated positions."""
+        return self.start > 0 and all(self.start >= layout.length for layout in self.layouts)
 
     def queries(self, tokens: TokenSet) -> Positions:
         """Return a token set's positions inside the window, counted from its start; generated ones if the set takes them.
