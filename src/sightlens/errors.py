@@ -75,6 +75,10 @@ class StimulusError(SightLensError):
     """A stimulus cannot be drawn or read as asked."""
 
 
+class EngineError(SightLensError):
+    """A plan cannot be made or run: no cells, an unknown way of reading, too little memory."""
+
+
 class StudyError(SightLensError):
     """A study is not well formed: unknown axis, no cells, no stimuli."""
 

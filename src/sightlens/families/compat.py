@@ -92,10 +92,12 @@ def library_versions() -> dict[str, str]:
     return {"torch": torch.__version__, "transformers": transformers.__version__, "transformer-lens": version("transformer-lens")}
 
 
-def cached_length(arguments: Mapping[str, Any]) -> int:
-    """Return how many positions the key-value cache among a decoder's arguments already holds.
+def cache_keyword() -> str:
+    """Return the name under which models take a key-value cache; it was renamed in transformers 5.24."""
+    return "cache" if Version(transformers.__version__) >= Version("5.24") else "past_key_values"
 
-    The keyword was ``past_key_values`` up to transformers 5.23 and is ``cache`` since.
-    """
-    cache = arguments.get("cache", arguments.get("past_key_values"))
+
+def cached_length(arguments: Mapping[str, Any]) -> int:
+    """Return how many positions the key-value cache among a decoder's arguments already holds."""
+    cache = arguments.get(cache_keyword())
     return 0 if cache is None else int(cache.get_seq_length())

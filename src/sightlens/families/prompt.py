@@ -93,6 +93,15 @@ class Prompt:
         """Return a copy with the tensors on another device."""
         return replace(self, tensors={name: tensor.to(device) for name, tensor in self.tensors.items()})
 
+    def generation_inputs(self, *, pixels: bool = True) -> dict[str, Tensor]:
+        """Return what HF's ``generate`` takes; it counts positions itself.
+
+        Args:
+            pixels: whether with the images, which a filled cache makes superfluous.
+        """
+        left_out = {"position_ids"} | (set() if pixels else {"pixel_values"})
+        return {name: tensor for name, tensor in self.tensors.items() if name not in left_out}
+
     def with_objects(self, masks: PixelMask | Sequence[PixelMask | None]) -> Prompt:
         """Bind object masks, so that the selectors ``object`` and ``background`` work.
 

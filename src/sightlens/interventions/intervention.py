@@ -89,7 +89,7 @@ class Ablate(Intervention):
 
     ``value`` is ``"zero"``; ``"mean"``, the dataset mean that the model was given (Schaumlöffel et al. 2026,
     arXiv 2605.19792: object tokens to the mean projector output); ``"noise"``, the activation plus Gaussian noise of
-    ``scale`` standard deviations of the example's own activations at the site (Meng et al. 2022, arXiv 2202.05262, 3σ);
+    ``scale`` standard deviations of that activation's own numbers (after Meng et al. 2022, arXiv 2202.05262, 3σ);
     or the name of a donor vector ``[d_model]``. Positions count and order stay as they are.
     """
 
@@ -117,7 +117,8 @@ class PatchIn(Intervention):
     """Put activations of another run at some positions.
 
     ``site`` may hold ``*`` for the layer, with ``layers`` choosing which (None: all). ``source`` are the positions in the
-    donor's own layout, ``at`` those written here; both select equally many, in order. ``mode`` replaces, adds
+    donor's own layout, ``at`` those written here; both select equally many, in order, and generated positions stay as they
+    are. ``mode`` replaces, adds
     (``x + alpha · donor``) or interpolates (``x + alpha · (donor − x)``). Patching a run with itself changes nothing, bit
     for bit.
     """

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sightlens._types import Logits
 from sightlens.errors import CheckpointError
 from sightlens.families import Prompt
+from sightlens.families.compat import cache_keyword
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 0.03}
 """Largest difference between two paths, relative to the largest logit."""
@@ -55,5 +56,5 @@ def cached_logits(hf: nn.Module, prompt: Prompt) -> Tensor:
     ids, mask, positions = (prompt.tensors[name] for name in names)
     rest = {"pixel_values": prompt.tensors["pixel_values"], "use_cache": True}
     first = hf(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions[:, :-1], **rest)
-    name = "cache" if "cache" in first else "past_key_values"  # renamed in transformers 5.24
+    name = cache_keyword()
     return hf(input_ids=ids[:, -1:], attention_mask=mask, position_ids=positions[:, -1:], **{name: first[name]}).logits

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
+import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from sightlens.errors import InterventionError, listing
 from sightlens.families.sites import Attention, Site
 from sightlens.interventions import Ablate, Intervention, Knockout, Mean, PatchIn, Where, resolve_where
-from sightlens.layout import TokenSet
+from sightlens.layout import Layout, TokenSet
 from sightlens.model.cache import Cache
 from sightlens.model.knockout import knock_out
 from sightlens.model.rows import Edit, Row, Touched, edits
@@ -23,8 +25,29 @@ from sightlens.model.taps import LiveSite
 from sightlens.model.window import Window
 
 Donor = Cache | Mean | Tensor
-Change = Callable[[Tensor, int], Tensor]
-"""From the activations ``[n, …]`` of one example and its index in the prompt to new ones of the same shape."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """The positions of a token set that one pass holds.
+
+    Attributes:
+        layout: of the example.
+        example: its index in the prompt.
+        places: index of each position in the site's first two dimensions, flattened.
+        positions: absolute; of visual tokens, their index among the example's.
+        order: index of each in the token set, -1 for generated positions.
+    """
+
+    layout: Layout
+    example: int
+    places: Int[Tensor, " n"]
+    positions: Int[np.ndarray, " n"]
+    order: Int[np.ndarray, " n"]
+
+
+Change = Callable[[Tensor, Spot], Tensor]
+"""From the activations ``[n, …]`` of one spot to new ones of the same shape."""
 
 
 @contextmanager
@@ -68,6 +91,8 @@ class _Write:
     at: Where
     heads: tuple[int, ...] | None
     change: Change
+    generated: bool = True
+    """Whether generated positions are changed too, when the token set takes them in."""
 
 
 def _rewrite(value: Tensor, hook: LiveSite, *, writes: Sequence[_Write], site: Site, window: Window, touched: Touched) -> Tensor | None:
@@ -75,14 +100,14 @@ def _rewrite(value: Tensor, hook: LiveSite, *, writes: Sequence[_Write], site: S
     new: Tensor | None = None
     for write in writes:
         for row in write.edit.rows:
-            places = site_rows(site, window, resolve_where(write.at, window.layouts[row]), row).to(value.device)
-            if len(places) == 0:
+            spot = find_spot(site, window, resolve_where(write.at, window.layouts[row]), row, generated=write.generated)
+            if len(spot.places) == 0:
                 continue
             new = value.clone() if new is None else new
-            flat, example = new.flatten(0, 1), window.examples[row]
+            flat, places = new.flatten(0, 1), spot.places.to(value.device)
             where = (places,) if write.heads is None else (places[:, None], torch.tensor(write.heads, device=places.device))
-            flat[where] = write.change(flat[where], example).to(flat.dtype)
-            touched.add(write.edit.intervention, example, len(places))
+            flat[where] = write.change(flat[where], spot).to(flat.dtype)
+            touched.add(write.edit.intervention, spot.example, len(places))
     return new
 
 
@@ -95,7 +120,7 @@ def _writes(sites: Sites, edit: Edit, donors: Mapping[str, Donor]) -> Iterator[t
     elif isinstance(intervention, PatchIn):
         for name in matching(sites, intervention):
             _check_writable(sites.point(name).site, intervention.heads)
-            yield name, _Write(edit, intervention.at, intervention.heads, _patch(intervention, name, donors))
+            yield name, _Write(edit, intervention.at, intervention.heads, _patch(intervention, name, donors), generated=False)
     else:
         raise InterventionError("a kind that sightlens.interventions offers", type(intervention).__name__, "Use one of those.")
 
@@ -126,23 +151,25 @@ def _check_writable(site: Site, heads: tuple[int, ...] | None) -> None:
         raise InterventionError(f"heads below {site.tap.heads} at {site.name}", f"{heads}", "Heads count from 0.")
 
 
-def site_rows(site: Site, window: Window, tokens: TokenSet, row: int) -> Tensor:
-    """Return where a row's positions lie in a site's first two dimensions, flattened."""
+def find_spot(site: Site, window: Window, tokens: TokenSet, row: int, *, generated: bool = True) -> Spot:
+    """Return where a row's positions lie in a site, for the pass that a window describes."""
     if "token" in site.dims:
         before = sum(len(layout.visual_tokens()) for layout in window.layouts[:row])
-        inside = tokens.mask[window.layouts[row].visual_tokens()["position"]]
-        return torch.as_tensor(inside.nonzero()[0] + before)
-    return torch.as_tensor(window.queries(tokens) + row * (window.stop - window.start))
+        inside = np.flatnonzero(tokens.mask[window.layouts[row].visual_tokens()["position"]])
+        return Spot(window.layouts[row], window.examples[row], torch.as_tensor(inside + before), inside, np.arange(len(inside)))
+    positions, order = window.inside(tokens, generated=generated)
+    places = torch.as_tensor(positions - window.start + row * (window.stop - window.start))
+    return Spot(window.layouts[row], window.examples[row], places, positions, order)
 
 
 def _ablation(intervention: Ablate, donors: Mapping[str, Donor]) -> Change:
     if intervention.value == "zero":
-        return lambda old, example: torch.zeros_like(old)
+        return lambda old, spot: torch.zeros_like(old)
     if intervention.value == "noise":
-        return lambda old, example: _noised(old, intervention, example)
+        return partial(_noised, intervention)
     vector = _vector(intervention, donors)
 
-    def change(old: Tensor, example: int) -> Tensor:
+    def change(old: Tensor, spot: Spot) -> Tensor:
         if vector.shape[-1:] != old.shape[-1:] or vector.ndim > 1:
             raise InterventionError(f"a vector [{old.shape[-1]}]", f"{list(vector.shape)}", f"Measure it at {intervention.site}.")
         return vector.to(old).expand_as(old)
@@ -150,10 +177,14 @@ def _ablation(intervention: Ablate, donors: Mapping[str, Donor]) -> Change:
     return change
 
 
-def _noised(old: Tensor, intervention: Ablate, example: int) -> Tensor:
-    generator = torch.Generator().manual_seed(intervention.seed * 1_000_003 + example)
-    noise = torch.randn(old.shape, generator=generator).to(old)
-    return old + intervention.scale * old.float().std(unbiased=False).to(old) * noise
+def _noised(intervention: Ablate, old: Tensor, spot: Spot) -> Tensor:
+    generator, noise = torch.Generator(), torch.empty(old.shape)
+    for index, position in enumerate(spot.positions.tolist()):
+        # drawn per position, so that a pass over part of the sequence adds the same noise as one over all of it
+        generator.manual_seed((intervention.seed * 1_000_003 + spot.example) * 1_000_003 + position)
+        noise[index] = torch.randn(old.shape[1:], generator=generator)
+    spread = old.float().flatten(1).std(dim=1, unbiased=False)
+    return old + intervention.scale * spread.view(-1, *[1] * (old.ndim - 1)).to(old) * noise.to(old)
 
 
 def _vector(intervention: Ablate, donors: Mapping[str, Donor]) -> Tensor:
@@ -177,17 +208,18 @@ def _patch(intervention: PatchIn, name: str, donors: Mapping[str, Donor]) -> Cha
         )
     layouts = cache.window.layouts
 
-    def change(old: Tensor, example: int) -> Tensor:
-        donor = example if len(layouts) > 1 else 0
+    def change(old: Tensor, spot: Spot) -> Tensor:
+        donor = spot.example if len(layouts) > 1 else 0
         if donor >= len(layouts):
             raise InterventionError(
                 "one donor example, or as many as the batch has", f"{len(layouts)}", "Capture the donor on as many prompts."
             )
         given = _donor_values(cache, name, intervention, donor).to(old)
-        if given.shape != old.shape:
-            raise InterventionError(
-                f"donor values of shape {list(old.shape)}", f"{list(given.shape)}", "Make at= and source= select equally many."
-            )
+        wanted = resolve_where(intervention.at, spot.layout).count
+        if len(given) != wanted or given.shape[1:] != old.shape[1:]:
+            got = f"{len(given)} of {list(given.shape[1:])}"
+            raise InterventionError(f"{wanted} donor values of {list(old.shape[1:])}", got, "Make at= and source= select equally many.")
+        given = given[torch.as_tensor(spot.order, device=given.device)]
         if intervention.mode == "add":
             return old + intervention.alpha * given
         return given if intervention.mode == "replace" else old + intervention.alpha * (given - old)
@@ -197,6 +229,6 @@ def _patch(intervention: PatchIn, name: str, donors: Mapping[str, Donor]) -> Cha
 
 def _donor_values(cache: Cache, name: str, intervention: PatchIn, donor: int) -> Tensor:
     tokens = resolve_where(intervention.source, cache.window.layouts[donor])
-    value, site = cache[name], cache.sites[name]
-    rows = site_rows(site, cache.window, tokens, donor).to(value.device)
-    return value.flatten(0, 1)[rows] if intervention.heads is None else value.flatten(0, 1)[rows][:, list(intervention.heads)]
+    value, spot = cache[name], find_spot(cache.sites[name], cache.window, tokens, donor, generated=False)
+    rows = value.flatten(0, 1)[spot.places.to(value.device)]
+    return rows if intervention.heads is None else rows[:, list(intervention.heads)]

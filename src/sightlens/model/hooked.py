@@ -283,7 +283,7 @@ class HookedVLM:
         settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **(options or {})}
         if settings.get("num_beams", 1) != 1 or settings.get("num_return_sequences", 1) != 1:
             raise PromptError("one sequence per example", f"{dict(options or {})}", "Beams reorder examples; generate them one by one.")
-        inputs = {name: tensor for name, tensor in prompt.tensors.items() if name != "position_ids"}
+        inputs = prompt.generation_inputs()
         with self._running(prompt, interventions, donors), torch.no_grad():
             ids = self.hf.generate(**inputs, **settings)  # pyright: ignore[reportCallIssue]  # not every PreTrainedModel has it
             return ids[:, inputs["input_ids"].shape[1] :]

@@ -52,6 +52,18 @@ class Window:
         """Whether the window lies behind the prompt, among generated positions."""
         return self.start > 0 and all(self.start >= layout.length for layout in self.layouts)
 
+    def inside(self, tokens: TokenSet, *, generated: bool) -> tuple[Positions, Positions]:
+        """Return a token set's absolute positions inside the window, in the set's order, and their index in the set.
+
+        Args:
+            tokens: on the layout of a row.
+            generated: whether with generated positions, if the set takes them; their index is -1.
+        """
+        chosen = tokens.positions
+        held = (chosen >= self.start) & (chosen < self.stop)
+        new = np.arange(max(self.start, len(tokens.mask)), self.stop if generated and tokens.generated else 0)
+        return np.concatenate([chosen[held], new]), np.concatenate([np.flatnonzero(held), np.full(len(new), -1)])
+
     def queries(self, tokens: TokenSet) -> Positions:
         """Return a token set's positions inside the window, counted from its start; generated ones if the set takes them.
 

@@ -1,0 +1,10 @@
+"""Plans and runs many interventions at the cost of what they change."""
+
+from __future__ import annotations
+
+from sightlens.engine.engine import Engine
+from sightlens.engine.explanation import Explanation
+from sightlens.engine.plan import Plan
+from sightlens.engine.prefix import Keep
+
+__all__ = ["Engine", "Explanation", "Keep", "Plan"]

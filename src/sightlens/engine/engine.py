@@ -1,0 +1,109 @@
+"""The engine: many cells over one prompt, each at the cost of what it changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from sightlens.engine.cost import ModelCost
+from sightlens.engine.explanation import UNITS
+from sightlens.engine.plan import Plan, Resources
+from sightlens.engine.prefix import Keep
+from sightlens.engine.schedule import Cells, schedule
+from sightlens.errors import EngineError
+from sightlens.families import Prompt
+from sightlens.model import HookedVLM
+from sightlens.model.apply import Donor
+
+Reads = Literal["last", "answer", "all"]
+
+
+class Engine:
+    """Runs many cells (lists of interventions) over a prompt at the cost of what they change.
+
+    The tower runs once per prompt; keys, values and the states that cells start from are kept from one clean run; each
+    cell runs from its first touched layer and position on; cells that start at the same place run as rows of one batch;
+    logits are computed only where they are read. Results are those of a full forward pass per cell.
+
+    >>> engine = Engine(model, memory="4GB")  # doctest: +SKIP
+    >>> plan = engine.plan(prompt, [[Knockout("post_image", "object", layers=(layer,))] for layer in range(8)])  # doctest: +SKIP
+    >>> print(plan.explain())  # doctest: +SKIP
+    >>> logits = plan.logits()  # doctest: +SKIP
+    """
+
+    def __init__(self, model: HookedVLM, *, memory: str | int = "4GB", keep: Keep | None = None) -> None:
+        """Serve a model.
+
+        Args:
+            model: whose donors cells may name.
+            memory: budget beside the model for the kept clean run and one batch of rows: bytes, or ``"4GB"``.
+            keep: in which dtype and where the clean run is kept.
+
+        Raises:
+            EngineError: when the budget cannot be read.
+        """
+        self.model = model
+        self._resources = Resources(read_size(memory), keep or Keep(), ModelCost.of(model))
+
+    def plan(
+        self,
+        prompt: Prompt,
+        cells: Cells,
+        *,
+        donors: Mapping[str, Donor] | None = None,
+        reads: Reads = "last",
+        examples: Sequence[Sequence[int]] | None = None,
+    ) -> Plan:
+        """Sort cells into passes; nothing runs yet.
+
+        Args:
+            prompt: one example or a batch.
+            cells: the interventions of each cell; an empty list is the untouched run.
+            donors: values that interventions take by name, beside ``model.donors``.
+            reads: which logits are wanted: of the last position, of the positions that predict a teacher-forced answer, or
+                of all.
+            examples: which examples each cell runs on; all when None.
+
+        Raises:
+            EngineError: without cells, or when there is no answer to read.
+            InterventionError, HookError, SelectorError: when an intervention does not fit.
+        """
+        chosen = [range(len(prompt))] * len(cells) if examples is None else examples
+        plan = schedule(cells, chosen, prompt.layouts, self.model.sites)
+        return Plan(self.model, prompt, plan, read_positions(prompt, reads), donors or {}, self._resources)
+
+
+def read_size(memory: str | int) -> int:
+    """Return a number of bytes.
+
+    >>> read_size("4GB"), read_size("512 MiB")
+    (4000000000, 536870912)
+
+    Raises:
+        EngineError: when it is not a positive size.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B)\s*", memory) if isinstance(memory, str) else None
+    size = int(float(found[1]) * UNITS.get(found[2], 0)) if found else memory if isinstance(memory, int) else 0
+    if size <= 0:
+        raise EngineError("a size such as 4GB, 512MiB or a number of bytes", repr(memory), "Give the budget beside the model.")
+    return size
+
+
+def read_positions(prompt: Prompt, reads: Reads) -> tuple[int, ...]:
+    """Return the positions whose logits are read.
+
+    Raises:
+        EngineError: for an unknown way of reading, or an answer that the prompt does not have.
+    """
+    length = prompt.layouts[0].length
+    if reads == "last":
+        return (length - 1,)
+    if reads == "all":
+        return tuple(range(length))
+    if reads != "answer":
+        raise EngineError("reads last, answer or all", repr(reads), "Check the spelling.")
+    found = prompt.layouts[0].select("answer").positions
+    if len(found) == 0:
+        raise EngineError("a prompt with a teacher-forced answer", "one without", "Use model.with_answers(prompt, answers).")
+    return tuple(int(position) - 1 for position in found)

@@ -1,0 +1,264 @@
+"""A plan: cells over a prompt, sorted into passes and ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.cache_utils import Cache as KeyValueCache
+
+from sightlens.engine.cost import ModelCost
+from sightlens.engine.explanation import Explanation
+from sightlens.engine.prefix import Keep, Prefix, run_clean, window_arguments
+from sightlens.engine.replay import stepping_over
+from sightlens.engine.rowcache import finish, joined, row_cache
+from sightlens.engine.schedule import Job, Pass, Reading, Schedule, explain, kept_bytes, row_bytes
+from sightlens.engine.start import Point, Stage
+from sightlens.errors import EngineError
+from sightlens.families import Prompt
+from sightlens.families.compat import cache_keyword
+from sightlens.model import HookedVLM
+from sightlens.model.apply import Donor, applied
+from sightlens.model.rows import Row, Touched
+
+Item, Result = TypeVar("Item"), TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What passes may use: the memory beside the model in bytes, how the clean run is kept, and what passes cost."""
+
+    memory: int
+    keep: Keep
+    cost: ModelCost
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Cells over a prompt, sorted; made by :meth:`Engine.plan`.
+
+    Attributes:
+        model: that runs.
+        prompt: one example or a batch.
+        schedule: the jobs.
+        reads: positions whose logits are read.
+        donors: values that interventions take by name.
+        resources: memory.
+    """
+
+    model: HookedVLM
+    prompt: Prompt
+    schedule: Schedule
+    reads: tuple[int, ...]
+    donors: Mapping[str, Donor]
+    resources: Resources
+
+    def explain(self, *, new_tokens: int = 0) -> Explanation:
+        """Count what the plan costs, and what a loop of full passes would.
+
+        Args:
+            new_tokens: generated after the prompt, when :meth:`generate` will run.
+        """
+        reading = Reading(self.reads, new_tokens)
+        return explain(self.resources.cost, self.schedule, self.prompt.layouts, reading, memory=self.resources.memory)
+
+    @cached_property
+    def prefix(self) -> Prefix:
+        """The clean run, made on first use and kept as long as the plan lives."""
+        read = torch.tensor(self.reads, device=self.model.device)
+        with torch.no_grad():
+            return run_clean(self.model, self.prompt, self.schedule.names, keep=self.resources.keep, read=read)
+
+    def logits(self, *, gradients: bool = False) -> list[Float[Tensor, "example read vocab"]]:
+        """Return the logits of every cell, at the positions that are read.
+
+        Args:
+            gradients: whether they flow back to donors and hooked tensors through the rows; the clean run is constant.
+
+        Raises:
+            InterventionError: when an intervention touched nothing.
+            EngineError: when not even one row fits the memory.
+        """
+        found = dict(self.stream(gradients=gradients))
+        return [found[cell] for cell in sorted(found)]
+
+    def stream(self, *, gradients: bool = False) -> Iterator[tuple[int, Float[Tensor, "example read vocab"]]]:
+        """Yield each cell and its logits as soon as all its examples are done, in any order; see :meth:`logits`."""
+        gathered = _Gathered(self.schedule.jobs)
+        for job in self.schedule.clean:
+            Touched().check([job.row])
+            yield from _stacked(gathered.add([job], [self.prefix.logits[job.row.example]]))
+        for one in self.schedule.passes:
+            run = torch.set_grad_enabled(gradients)(partial(self._logits, one))
+            for jobs, logits in in_batches(one.jobs, self._rows_at_once(one.position, Reading(self.reads)), run):
+                yield from _stacked(gathered.add(jobs, logits))
+        for jobs in self.schedule.whole_cells():
+            with torch.set_grad_enabled(gradients), self._whole(jobs):
+                read = torch.tensor(self.reads, device=self.model.device)
+                logits = self.model.hf(**self.prompt.tensors, use_cache=False, logits_to_keep=read).logits
+            yield from _stacked(gathered.add(jobs, [logits[job.row.example] for job in jobs]))
+
+    @torch.no_grad()
+    def generate(self, *, max_new_tokens: int = 64, options: Mapping[str, Any] | None = None) -> list[list[str]]:
+        """Generate greedily under every cell: the same tokens as ``model.generate``, prefill shared, many rows per step.
+
+        Args:
+            max_new_tokens: at most so many.
+            options: more of HF's generation options; sampling is refused, since draws depend on the batch.
+
+        Returns:
+            For each cell one text per example, special tokens left out.
+
+        Raises:
+            EngineError: for sampling, beams, or too little memory.
+            InterventionError: when an intervention touched nothing.
+        """
+        settings = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1, "use_cache": True, **(options or {})}
+        if settings["do_sample"] or settings["num_beams"] != 1 or not settings["use_cache"]:
+            raise EngineError("greedy generation with a cache", f"{dict(options or {})}", "Use model.generate, one cell at a time.")
+        gathered = _Gathered(self.schedule.jobs)
+        found: dict[int, list[str]] = {}
+        last = self.prompt.layouts[0].length - 1
+        passes = (*self.schedule.passes, Pass(Point(0, Stage.WHOLE_LAYER), last, self.schedule.clean))
+        rows = self._rows_at_once(min(one.position for one in passes), Reading(self.reads, max_new_tokens))
+        jobs = [(one, job) for one in passes for job in one.jobs]
+        for batch, texts in in_batches(jobs, rows, partial(self._texts, settings=settings)):
+            found.update(gathered.add([job for _, job in batch], texts))
+        for whole in self.schedule.whole_cells():
+            with self._whole(whole):
+                texts = self._decode(self.prompt.generation_inputs(), settings)
+            found.update(gathered.add(whole, [texts[job.row.example] for job in whole]))
+        return [found[cell] for cell in sorted(found)]
+
+    def _rows_at_once(self, position: int, reading: Reading) -> int:
+        cost, length = self.resources.cost, self.prompt.layouts[0].length
+        kept = kept_bytes(cost, self.prompt.layouts, self.schedule.names, reading)
+        each = row_bytes(cost, position, length, reading)
+        if kept + each > self.resources.memory:
+            got = f"memory={self.resources.memory / 1e6:.0f} MB"
+            raise EngineError(f"{(kept + each) / 1e6:.0f} MB, for the clean run and one row", got, "Raise it, or shorten the prompt.")
+        return (self.resources.memory - kept) // each
+
+    def _examples(self, jobs: Sequence[Job]) -> Int[Tensor, " row"]:
+        return torch.tensor([job.row.example for job in jobs], device=self.model.device)
+
+    @contextmanager
+    def _applied(self, rows: Sequence[Row], touched: Touched) -> Iterator[None]:
+        layouts, examples = [self.prompt.layouts[row.example] for row in rows], [row.example for row in rows]
+        with self.model.sites.window.showing(layouts, examples):
+            with applied(self.model.sites, rows, {**self.model.donors, **self.donors}, touched=touched):
+                yield
+
+    @contextmanager
+    def _whole(self, jobs: Sequence[Job]) -> Iterator[None]:
+        """Apply one cell to its examples of the whole prompt."""
+        rows = [Row(example) for example in range(len(self.prompt))]
+        for job in jobs:
+            rows[job.row.example] = job.row
+        touched = Touched()
+        with self._applied(rows, touched):
+            yield
+        touched.check(rows)
+
+    def _run(self, one: Pass, jobs: Sequence[Job], *, stop: int, cache: KeyValueCache) -> Float[Tensor, "row position d_model"]:
+        """Return the last hidden states of the positions from the pass's own up to ``stop``."""
+        examples, sites = self._examples(jobs), self.model.sites
+        like = next(sites.decoder.parameters())
+        hidden, *z = (self.prefix.state(name, examples, span=slice(one.position, stop), like=like) for name in one.names)
+        arguments = window_arguments(self.prefix.arguments, examples, start=one.position, stop=stop)
+        with stepping_over(sites, one.point, z[0].flatten(2) if z else None):
+            return sites.decoder(inputs_embeds=hidden, **arguments, **{cache_keyword(): cache}, use_cache=True).last_hidden_state
+
+    def _logits(self, one: Pass, jobs: Sequence[Job]) -> Float[Tensor, "row read vocab"]:
+        rows, examples, touched = [job.row for job in jobs], self._examples(jobs), Touched()
+        cache = row_cache(self.prefix.keys_values, examples, prefix=one.position)
+        with self._applied(rows, touched):
+            states = self._run(one, jobs, stop=self.prompt.layouts[0].length, cache=cache)
+        touched.check(rows)
+        own = [position - one.position for position in self.reads if position >= one.position]
+        logits = self.model.hf.get_output_embeddings()(states[:, own])
+        before = self.prefix.logits[examples][:, : len(self.reads) - len(own)]
+        return torch.cat([before, logits], dim=1)
+
+    def _texts(self, batch: Sequence[tuple[Pass, Job]], *, settings: Mapping[str, Any]) -> list[str]:
+        """Generate for some rows: each pass fills its rows' caches up to the last position of the prompt, then all decode."""
+        touched, caches = Touched(), []
+        for one in dict.fromkeys(one for one, _ in batch):
+            caches.append(self._filled(one, [job for other, job in batch if other is one], touched, room=settings["max_new_tokens"] + 1))
+        rows = [job.row for _, job in batch]
+        inputs = {
+            name: tensor[self._examples([job for _, job in batch])] for name, tensor in self.prompt.generation_inputs(pixels=False).items()
+        }
+        with self._applied(rows, touched):
+            texts = self._decode({**inputs, cache_keyword(): joined(caches)}, settings)
+        touched.check(rows)
+        return texts
+
+    def _filled(self, one: Pass, jobs: Sequence[Job], touched: Touched, *, room: int) -> KeyValueCache:
+        last = self.prompt.layouts[0].length - 1
+        cache = row_cache(self.prefix.keys_values, self._examples(jobs), prefix=min(one.position, last), room=room)
+        if one.position < last:
+            with self._applied([job.row for job in jobs], touched):
+                self._run(one, jobs, stop=last, cache=cache)
+        finish(cache, last, next(self.model.sites.decoder.parameters()))
+        return cache
+
+    def _decode(self, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+        ids = self.model.hf.generate(**inputs, **settings)  # pyright: ignore[reportCallIssue]  # not every PreTrainedModel has it
+        return self.model.tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+class _Gathered:
+    """Collects results per job, and gives out a cell when its last example is in."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._wanted: dict[int, list[int]] = {}
+        for job in jobs:
+            self._wanted.setdefault(job.cell, []).append(job.row.example)
+        self._found: dict[int, dict[int, Any]] = {}
+
+    def add(self, jobs: Sequence[Job], results: Sequence[Any] | Tensor) -> Iterator[tuple[int, list[Any]]]:
+        """Take results of some jobs; yield the cells that are complete, examples in ascending order."""
+        for job, result in zip(jobs, results, strict=True):
+            found = self._found.setdefault(job.cell, {})
+            found[job.row.example] = result
+            if len(found) == len(self._wanted[job.cell]):
+                yield job.cell, [found[example] for example in sorted(found)]
+                del self._found[job.cell]
+
+
+def _stacked(cells: Iterator[tuple[int, list[Tensor]]]) -> Iterator[tuple[int, Tensor]]:
+    for cell, rows in cells:
+        yield cell, torch.stack(rows)
+
+
+def in_batches(items: Sequence[Item], rows: int, run: Callable[[Sequence[Item]], Result]) -> Iterator[tuple[Sequence[Item], Result]]:
+    """Run items in batches of at most ``rows``; out of memory halves them and goes on.
+
+    Raises:
+        EngineError: when one item alone is too much.
+    """
+    done = 0
+    while done < len(items):
+        batch = items[done : done + rows]
+        try:
+            result = run(batch)
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
+            if len(batch) == 1:
+                raise EngineError("memory for one row", f"{error}", "Lower memory=, free some, or shorten the prompt.") from error
+            rows = len(batch) // 2
+            continue
+        yield batch, result
+        done += len(batch)
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

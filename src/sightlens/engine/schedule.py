@@ -1,0 +1,188 @@
+"""Which rows run from where, and what that costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sightlens.engine.cost import ModelCost
+from sightlens.engine.explanation import Explanation
+from sightlens.engine.start import FullRun, Point, Stage, Start, find_start
+from sightlens.errors import EngineError
+from sightlens.interventions import Intervention
+from sightlens.layout import Layout
+from sightlens.model.rows import Row
+from sightlens.model.sites import Sites
+
+Cells = Sequence[Sequence[Intervention]]
+FREE_POSITIONS, FREE_SHARE = 16, 0.1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One example under one cell."""
+
+    cell: int
+    row: Row
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Jobs that start at the same place; some may start a few positions later than they run."""
+
+    point: Point
+    position: int
+    jobs: tuple[Job, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The kept states that the pass starts from."""
+        layer = self.point.layer
+        if self.point.stage is Stage.AFTER_LAYER:
+            return (f"blocks.{layer}.hook_resid_post",)
+        if self.point.stage is Stage.AFTER_ATTENTION:
+            return (f"blocks.{layer}.hook_resid_pre", f"blocks.{layer}.attn.hook_z")
+        return ("hook_merged_embed",) if layer == 0 else (f"blocks.{layer}.hook_resid_pre",)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All jobs of a plan, sorted by what they need.
+
+    Attributes:
+        passes: from the clean run on.
+        clean: jobs that touch nothing of the prompt.
+        whole: jobs that run whole, with the reason.
+    """
+
+    passes: tuple[Pass, ...]
+    clean: tuple[Job, ...]
+    whole: tuple[tuple[Job, str], ...]
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """All of them."""
+        return (*self.clean, *(job for job, _ in self.whole), *(job for one in self.passes for job in one.jobs))
+
+    def whole_cells(self) -> tuple[tuple[Job, ...], ...]:
+        """Return the jobs that run whole, one group per cell."""
+        cells: dict[int, list[Job]] = {}
+        for job, _ in self.whole:
+            cells.setdefault(job.cell, []).append(job)
+        return tuple(map(tuple, cells.values()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every state to keep of the clean run."""
+        return tuple(dict.fromkeys(name for one in self.passes for name in one.names))
+
+
+def schedule(cells: Cells, examples: Sequence[Sequence[int]], layouts: Sequence[Layout], sites: Sites) -> Schedule:
+    """Sort jobs into passes.
+
+    Args:
+        cells: the interventions of each cell.
+        examples: which examples of the prompt each cell runs on.
+        layouts: of the prompt's examples.
+        sites: of the model.
+
+    Raises:
+        EngineError: without cells, or with an example that the prompt does not have.
+        InterventionError, HookError, SelectorError: when an intervention does not fit.
+    """
+    _check(cells, examples, len(layouts))
+    starts: dict[Point, list[tuple[int, Job]]] = {}
+    clean: list[Job] = []
+    whole: list[tuple[Job, str]] = []
+    for cell, (interventions, chosen) in enumerate(zip(cells, examples, strict=True)):
+        for example in chosen:
+            job = Job(cell, Row(example, tuple(interventions)))
+            start = find_start(interventions, layouts[example], sites)
+            if start is None:
+                clean.append(job)
+            elif isinstance(start, FullRun):
+                whole.append((job, start.reason))
+            else:
+                starts.setdefault(start.point, []).append((start.position, job))
+    length = layouts[0].length
+    passes = [one for point in sorted(starts) for one in _grouped(point, starts[point], length)]
+    return Schedule(tuple(passes), tuple(clean), tuple(whole))
+
+
+def _check(cells: Cells, examples: Sequence[Sequence[int]], count: int) -> None:
+    if not cells:
+        raise EngineError("at least one cell", "none", "Give a list of lists of interventions; [] is the untouched run.")
+    if len(examples) != len(cells) or any(not 0 <= example < count for chosen in examples for example in chosen):
+        raise EngineError(f"for each of {len(cells)} cells, examples below {count}", f"{examples}", "Leave examples= out for all of them.")
+
+
+def _grouped(point: Point, starts: Sequence[tuple[int, Job]], length: int) -> list[Pass]:
+    """Join jobs that start at nearly the same position: a few more positions cost less than another pass."""
+    passes: list[Pass] = []
+    for position, job in sorted(starts, key=lambda start: start[0]):
+        if passes and position - passes[-1].position <= max(FREE_POSITIONS, FREE_SHARE * (length - position)):
+            last = passes.pop()
+            passes.append(Pass(point, last.position, (*last.jobs, job)))
+        else:
+            passes.append(Pass(point, position, (job,)))
+    return passes
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which positions' logits are read, and how many tokens are generated after the prompt."""
+
+    positions: tuple[int, ...]
+    new_tokens: int = 0
+
+
+def row_bytes(cost: ModelCost, position: int, length: int, reading: Reading) -> int:
+    """Return what one row from a position on needs at most."""
+    keys = length + reading.new_tokens
+    return cost.row_bytes(length - position, keys, read=len(reading.positions), stays=reading.new_tokens > 0)
+
+
+def kept_bytes(cost: ModelCost, layouts: Sequence[Layout], names: Sequence[str], reading: Reading) -> int:
+    """Return the memory of the clean run that is kept, in the model's own dtype."""
+    per_position = cost.layers * cost.kv + len(names) * cost.width
+    return len(layouts) * cost.itemsize * (layouts[0].length * per_position + len(reading.positions) * (cost.head // cost.width))
+
+
+def explain(cost: ModelCost, plan: Schedule, layouts: Sequence[Layout], reading: Reading, *, memory: int) -> Explanation:
+    """Count what a schedule costs."""
+    length, read = layouts[0].length, len(reading.positions)
+    start = Point(0, Stage.WHOLE_LAYER)
+    vision = [cost.vision(layout) for layout in layouts]
+    steps = reading.new_tokens * (cost.decoder(start, 1, length + reading.new_tokens) + cost.unembedding(1))
+    full = cost.decoder(start, length, length)
+    jobs = plan.jobs
+    every = 1 if reading.new_tokens else length  # generation reads logits of the last position only
+    loop = sum(vision[job.row.example] + full + cost.unembedding(every) + steps for job in jobs)
+    planned = sum(vision) + len(layouts) * (full + cost.unembedding(read)) + len(jobs) * steps
+    planned += sum(vision[job.row.example] + full + cost.unembedding(read) for job, _ in plan.whole)
+    for one in plan.passes:
+        own = sum(position >= one.position for position in reading.positions)
+        planned += len(one.jobs) * (cost.decoder(one.point, length - one.position, length) + cost.unembedding(own))
+    kept = kept_bytes(cost, layouts, plan.names, reading)
+    each = {one: row_bytes(cost, one.position, length, reading) for one in plan.passes}
+    rows = {one: max(1, min(len(one.jobs), (memory - kept) // size)) for one, size in each.items()}
+    return Explanation(
+        cells=len({job.cell for job in jobs}),
+        examples=len(layouts),
+        positions=length,
+        passes=len(plan.passes),
+        rows=len(jobs),
+        rows_at_once=max(rows.values(), default=0),
+        clean_rows=len(plan.clean),
+        full_runs=_reasons(plan),
+        flops=planned,
+        loop_flops=loop,
+        kept_bytes=kept,
+        batch_bytes=max((rows[one] * each[one] for one in rows), default=0),
+        memory=memory,
+    )
+
+
+def _reasons(plan: Schedule) -> Mapping[str, int]:
+    return dict(Counter(reason for _, reason in plan.whole))

@@ -1,0 +1,120 @@
+"""Where a row's computation first differs from the clean run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from sightlens.errors import InterventionError
+from sightlens.interventions import Ablate, Intervention, Knockout, PatchIn, resolve_where
+from sightlens.layout import Layout
+from sightlens.model.apply import matching
+from sightlens.model.sites import Sites
+
+
+class Stage(IntEnum):
+    """How much of a layer is taken from the clean run."""
+
+    WHOLE_LAYER = 0
+    """Nothing: the layer runs from its input on."""
+    AFTER_ATTENTION = 1
+    """Attention up to z: the layer runs from its output projection on."""
+    AFTER_LAYER = 2
+    """Everything: only what comes after the layer runs."""
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """A place in the language model; earlier places compare smaller."""
+
+    layer: int
+    stage: Stage
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a row starts: a place in the model, and the first position whose value there may differ."""
+
+    point: Point
+    position: int
+
+
+@dataclass(frozen=True)
+class FullRun:
+    """A row that cannot take anything from the clean run, and why."""
+
+    reason: str
+
+
+BEFORE_ATTENTION = ("hook_resid_pre", "ln1.hook_out", "hook_q", "hook_k", "hook_v", "hook_rot_q", "hook_rot_k", "hook_attn_mask")
+
+
+def find_start(interventions: Sequence[Intervention], layout: Layout, sites: Sites) -> Start | FullRun | None:
+    """Return where an example's run first differs from the clean one.
+
+    Args:
+        interventions: applied in order.
+        layout: of the example.
+        sites: of the model.
+
+    Returns:
+        None when no position of the prompt is touched (nothing to do, or generated positions only).
+
+    Raises:
+        InterventionError, HookError, SelectorError: when an intervention does not fit the model or the layout.
+    """
+    starts: list[Start] = []
+    for intervention in interventions:
+        position = _first_position(intervention, layout)
+        for name in _names(intervention, sites):
+            point = site_point(name, sites.n_layers)
+            if point is None:
+                return FullRun(f"{name} acts before image features are placed, so the vision tower or the merge runs again")
+            if position is not None:
+                starts.append(Start(point, position))
+    if not starts:
+        return None
+    return Start(min(start.point for start in starts), min(start.position for start in starts))
+
+
+def site_point(name: str, layers: int) -> Point | None:
+    """Return from which place on a site's writes have an effect; None for sites before the merged sequence."""
+    if name == "hook_merged_embed":
+        return Point(0, Stage.WHOLE_LAYER)
+    if name.startswith("ln_final"):
+        return Point(layers - 1, Stage.AFTER_LAYER)
+    if not name.startswith("blocks."):
+        return None
+    _, layer, rest = name.split(".", 2)
+    if rest == "hook_resid_post":
+        return Point(int(layer), Stage.AFTER_LAYER)
+    before = rest in BEFORE_ATTENTION or rest.removeprefix("attn.") in BEFORE_ATTENTION
+    return Point(int(layer), Stage.WHOLE_LAYER if before else Stage.AFTER_ATTENTION)
+
+
+def _names(intervention: Intervention, sites: Sites) -> Iterator[str]:
+    if isinstance(intervention, Knockout):
+        yield f"blocks.{min(sites.layers(intervention.layers))}.attn.hook_attn_mask"
+    elif isinstance(intervention, PatchIn):
+        yield from matching(sites, intervention)
+    elif isinstance(intervention, Ablate):
+        yield sites.point(intervention.site).site.name
+    else:
+        raise InterventionError("a kind that sightlens.interventions offers", type(intervention).__name__, "Use one of those.")
+
+
+def _first_position(intervention: Intervention, layout: Layout) -> int | None:
+    """Return the first position of the prompt that an intervention changes, or None."""
+    if isinstance(intervention, Knockout):
+        if "prefill" not in intervention.phases:
+            return None
+        queries, keys = (np.sort(resolve_where(where, layout).positions) for where in (intervention.queries, intervention.keys))
+        queries = queries[queries >= keys[0]] if len(keys) else queries[:0]
+        return int(queries[0]) if len(queries) else None
+    if isinstance(intervention, Ablate | PatchIn):
+        positions = resolve_where(intervention.at, layout).positions
+        return int(positions.min()) if len(positions) else None
+    raise InterventionError("a kind that sightlens.interventions offers", type(intervention).__name__, "Use one of those.")
