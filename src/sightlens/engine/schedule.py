@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sightlens.engine.cost import ModelCost
 from sightlens.engine.explanation import Explanation
-from sightlens.engine.start import FullRun, Point, Stage, Start, find_start
+from sightlens.engine.start import FullRun, Point, Stage, find_start
 from sightlens.errors import EngineError
 from sightlens.interventions import Intervention
 from sightlens.layout import Layout

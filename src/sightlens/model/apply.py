@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sightlens.errors import InterventionError, listing
 from sightlens.families.sites import Attention, Site
-from sightlens.interventions import Ablate, Intervention, Knockout, Mean, PatchIn, Where, resolve_where
+from sightlens.interventions import Ablate, Knockout, Mean, PatchIn, Where, resolve_where
 from sightlens.layout import Layout, TokenSet
 from sightlens.model.cache import Cache
 from sightlens.model.knockout import knock_out
