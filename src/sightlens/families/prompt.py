@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from jaxtyping import Bool
 from PIL import Image
 from torch import Tensor
 
@@ -93,7 +94,7 @@ class Prompt:
         """Return a copy with the tensors on another device."""
         return replace(self, tensors={name: tensor.to(device) for name, tensor in self.tensors.items()})
 
-    def with_objects(self, masks: PixelMask | Sequence[PixelMask | None]) -> Prompt:
+    def with_objects(self, masks: PixelMask | Sequence[Bool[np.ndarray, "_ _"] | None]) -> Prompt:
         """Bind object masks, so that the selectors ``object`` and ``background`` work.
 
         Args:
