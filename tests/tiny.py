@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import (
     CLIPVisionConfig,
@@ -28,6 +27,7 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from sightlens.metrics import BinTokens
+from sightlens.zoo.vocabulary import word_level
 
 WORDS = (  # noqa: SIM905 - a list of forty quoted words reads worse
     "USER ASSISTANT : . , ? is there a the where how many what colour which red green blue circle square star yes no in image "
@@ -74,11 +74,8 @@ DEFAULT = [VARIANTS[0], VARIANTS[4]]
 
 def tokenizer(template: str) -> PreTrainedTokenizerFast:
     """A word-level tokenizer with the special tokens of both families."""
-    vocab = {word: index for index, word in enumerate([*SPECIAL, *WORDS])}
-    core = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=core,
+        tokenizer_object=word_level(SPECIAL, WORDS[:-10], whole=WORDS[-10:]),
         pad_token="<pad>",
         bos_token="<s>",
         eos_token="</s>",

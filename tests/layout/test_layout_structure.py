@@ -68,6 +68,23 @@ def test_hash_sees_every_part():
     assert square_layout(4).hash == base.hash
 
 
+def test_a_structures_digest_is_the_same_in_every_process():
+    structure = Structure((Text(0, 2, "question"), Visual(2, 6, 0)), (View("global", 0, (2, 2), (0, 0, 4, 4)),), ((4, 4),))
+    assert structure.digest == "d5e5055bbc44b1a9"
+    assert structure.pad(left=1).digest != structure.digest
+
+
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (3, 0), (2, 1)])
+def test_unpad_undoes_padding(left: int, right: int):
+    layout = square_layout(4)
+    layout = layout.with_object(layout.at([5, 6]))
+    padded = layout.pad(left=left, right=right)
+    assert padded.unpad() == layout
+    assert padded.unpad().hash == layout.hash
+    with pytest.raises(LayoutError, match="at least one position"):
+        Structure((Padding(0, 3),)).unpad()
+
+
 def test_hash_ignores_whether_a_box_was_written_with_ints():
     boxes = [(0, 0, 4, 4), (0.0, 0.0, 4.0, 4.0)]
     built = [build_layout(["i"] * 4, visual=range(4), views=[View("global", 0, (2, 2), box)], image_sizes=[(4, 4)]) for box in boxes]

@@ -9,6 +9,7 @@ from tests.tiny import DEFAULT, VARIANTS
 
 from sightlens.errors import HookError
 from sightlens.families.sites import Attention, HeadResult
+from sightlens.model import HookedVLM
 
 QUESTION = "is there a red circle ?"
 NAMES = [(variant, name) for variant in DEFAULT for name in hooked(variant).hook_dict]
@@ -196,6 +197,31 @@ def test_only_the_layer_that_is_read_leaves_the_fused_path(model, monkeypatch):
     layers = model.hf.model.language_model.layers
     text = [call for call in calls if call in [layer.self_attn for layer in layers]]
     assert text == [layers[0].self_attn, layers[2].self_attn]
+
+
+@torch.no_grad()
+def test_several_hooked_models_on_one_hf_model_follow_it_once(model):
+    decoder = model.hf.model.language_model
+    before = len(decoder._forward_pre_hooks)
+    twin = HookedVLM(model.hf, model.processing)
+    assert len(decoder._forward_pre_hooks) == before
+    assert hooked(DEFAULT[0]).sites.window is not model.sites.window
+    prompt = model.prepare(picture(), QUESTION)
+    inner: list[str] = []
+
+    def read_with_the_twin(value, hook):
+        if not inner:
+            other = twin.prepare(picture(96, 32), f"{QUESTION} {QUESTION}")
+            inner.append(str(other.layout))
+            twin.run_with_cache(other, names_filter="blocks.0.hook_resid_post@last")
+
+    def zero(value, hook):
+        return torch.zeros_like(value)
+
+    with model.hooks(fwd_hooks=[("vision_encoder.hook_in", read_with_the_twin)]):
+        nested = model.run_with_hooks(prompt, fwd_hooks=[("hook_merged_embed@last", zero)])
+    assert inner
+    assert torch.equal(nested, model.run_with_hooks(prompt, fwd_hooks=[("hook_merged_embed@last", zero)]))
 
 
 def test_gradients_pass_through_hooks(model):

@@ -7,11 +7,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-from sightlens.stimuli.stimulus import Question
+from sightlens.experiments import Cell, Study
+from sightlens.interventions import Ablate
+from sightlens.model import HookedVLM
+from sightlens.stimuli import Question
 from sightlens.zoo import evaluate
-from sightlens.zoo.answers import generate, load_checkpoint
 from sightlens.zoo.batches import Batcher
-from sightlens.zoo.evaluate import FOLDERS, Bars, Outcome, ask, grade, held_out, outcome, score
+from sightlens.zoo.evaluate import FOLDERS, Bars, Outcome, ask, held_out, score
 from sightlens.zoo.recipe import HELD_OUT_SEED, RECIPES, TRAINING_SEED
 
 NAMES = sorted(RECIPES)
@@ -65,28 +67,25 @@ def test_ids_agree_between_files(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_shipped_model_answers_held_out_scenes(name: str) -> None:
-    scores = score(ask(load_checkpoint(FOLDERS[name]), 40))
+    scores = score(ask(HookedVLM.from_pretrained(FOLDERS[name], check=False), 40))
     assert LOWER.missed(scores) == []
 
 
 def test_small_objects_need_the_tiles() -> None:
-    checkpoint = load_checkpoint(FOLDERS["internvl"])
-    posed = [entry for entry in held_out(checkpoint, 60, seed=HELD_OUT_SEED) if entry.views == 5 and entry.question.kind == "localization"]
-    images, texts = [entry.stimulus.image for entry in posed], [entry.question.text for entry in posed]
-
-    def iou() -> float:
-        return score([outcome(entry, said) for entry, said in zip(posed, generate(checkpoint, images, texts), strict=True)])["iou_small"]
-
-    def blur_tiles(module: torch.nn.Module, given: tuple, output: torch.Tensor) -> torch.Tensor:
-        views = output.unflatten(0, (-1, 5)).clone()
-        views[:, :4] = output.mean((0, 1))
-        return views.flatten(0, 1)
-
-    whole = iou()
-    handle = checkpoint.model.model.multi_modal_projector.register_forward_hook(blur_tiles)
-    without = iou()
-    handle.remove()
-    assert whole - without > 0.2
+    posed = [entry for entry in held_out("internvl", 90, seed=HELD_OUT_SEED) if entry.views == 5 and entry.size in ("small", "large")]
+    trials = tuple(entry.trial for entry in posed if entry.trial.question.kind == "localization")
+    sizes = {entry.trial.id: entry.size for entry in posed}
+    cells = (Cell({"tiles": "kept"}), Cell({"tiles": "ablated"}, (Ablate("tile[*]", "mean"),)))
+    model = HookedVLM.from_pretrained(FOLDERS["internvl"], check=False)
+    mean = {}
+    for record in Study("tiles", cells, trials).run(model, progress=False, batch_size=64).records:
+        for size in ("small", "large"):
+            values = [v for name, v in zip(record.examples, record.values["iou"], strict=True) if sizes[name] == size]
+            assert len(values) >= 8
+            mean[record.coordinates["tiles"], size] = sum(values) / len(values)
+    assert mean["kept", "small"] > 0.75
+    assert mean["ablated", "small"] < mean["kept", "small"] - 0.3
+    assert mean["kept", "large"] > 0.85
 
 
 def test_the_files_were_measured_on_scenes_training_never_drew() -> None:
@@ -97,27 +96,16 @@ def test_the_files_were_measured_on_scenes_training_never_drew() -> None:
     assert HELD_OUT_SEED != TRAINING_SEED
 
 
-def test_grades() -> None:
-    frame = (0.0, 0.0, 64.0, 64.0)
-    where = Question("localization", "where is the red circle ?", "", target=0, box=(8.0, 8.0, 24.0, 24.0))
-    assert grade(where, "<loc08> <loc08> <loc24> <loc24>", frame) == 1.0
-    assert grade(where, "<loc08> <loc08> <loc24> <loc16>", frame) == pytest.approx(0.5)
-    assert grade(where, "<loc24> <loc24> <loc08> <loc08>", frame) == 0.0
-    assert grade(where, "no", frame) == 0.0
-    count = Question("counting", "how many objects ?", "3", number=3)
-    assert (grade(count, "3", frame), grade(count, "2", frame)) == (1.0, 0.0)
-
-
 def test_scores_by_group() -> None:
     where = Question("localization", "where is the red circle ?", "", target=0, box=(0.0, 0.0, 1.0, 1.0))
     absent = Question("existence", "is there a red circle ?", "no", negative="crossed")
     many = Question("counting", "how many objects ?", "7", number=7)
     outcomes = [
-        Outcome(where, "", 0.8, "small", 1),
-        Outcome(where, "", 0.4, "large", 1),
-        Outcome(absent, "no", 1.0, None, 1),
-        Outcome(absent, "yes", 0.0, None, 1),
-        Outcome(many, "7", 1.0, None, 1),
+        Outcome(where, 0.8, "small", 1),
+        Outcome(where, 0.4, "large", 1),
+        Outcome(absent, 1.0, None, 1),
+        Outcome(absent, 0.0, None, 1),
+        Outcome(many, 1.0, None, 1),
     ]
     scores = score(outcomes)
     assert scores["iou"] == pytest.approx(0.6)
@@ -130,7 +118,7 @@ def test_scores_by_group() -> None:
 
 def test_check_fails_below_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     def answers(*_: object, **__: object) -> list[Outcome]:
-        return [Outcome(Question("counting", "how many objects ?", "3", number=3), "2", 0.0, None, 1)]
+        return [Outcome(Question("counting", "how many objects ?", "3", number=3), 0.0, None, 1)]
 
     monkeypatch.setattr(evaluate, "ask", answers)
     assert evaluate.main(["--model", "llava", "--check"]) == 1

@@ -7,10 +7,11 @@ from PIL import Image
 from transformers import AutoTokenizer, LlavaProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
+from sightlens.metrics import BinTokens
+from sightlens.model import HookedVLM
 from sightlens.zoo import vocabulary
-from sightlens.zoo.answers import load_checkpoint, prompt_text
 from sightlens.zoo.batches import LABELS, Batcher, attention_mask, box_tokens, relative_box
-from sightlens.zoo.evaluate import FOLDERS, answer_box
+from sightlens.zoo.evaluate import FOLDERS
 from sightlens.zoo.network import read, see
 from sightlens.zoo.pixels import normalize, padded, tiled
 from sightlens.zoo.recipe import RECIPES
@@ -63,16 +64,14 @@ def test_llava_prompt_ids_equal_the_processor() -> None:
     assert processor.apply_chat_template(asked, add_generation_prompt=True) == text
 
 
-@pytest.mark.parametrize("views", [1, 3, 5])
-def test_internvl_prompt_ids_equal_the_tokenizer(views: int) -> None:
-    checkpoint = load_checkpoint(FOLDERS["internvl"])
+@pytest.mark.parametrize(("size", "views"), [((40, 40), 1), ((64, 32), 3), ((72, 64), 5)])
+def test_internvl_prompt_ids_are_those_of_the_chat(size: tuple[int, int], views: int) -> None:
+    model = HookedVLM.from_pretrained(FOLDERS["internvl"], check=False)
     batcher = Batcher(RECIPES["internvl"], seed=1)
-    theirs = checkpoint.tokenizer(prompt_text(checkpoint, "how many red circles ?", views))["input_ids"]
-    assert batcher.prefix(views) + batcher.encode("how many red circles ?") + batcher.suffix() == theirs
-    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "how many red circles ?"}]}]
-    template = checkpoint.tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
-    expanded = template.replace("<IMG_CONTEXT>", "<img>" + "<IMG_CONTEXT>" * 16 * views + "</img>")
-    assert expanded == prompt_text(checkpoint, "how many red circles ?", views)
+    prompt = model.prepare(picture(size), "how many red circles ?")
+    assert len(prompt.layout.views) == views
+    trained = batcher.prefix(views) + batcher.encode("how many red circles ?") + batcher.suffix()
+    assert prompt.tensors["input_ids"].tolist() == [trained]
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
@@ -90,19 +89,19 @@ def test_every_word_of_a_question_is_known(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_packed_questions_are_read_as_if_asked_alone(name: str) -> None:
-    checkpoint = load_checkpoint(FOLDERS[name])
+    model = HookedVLM.from_pretrained(FOLDERS[name], check=False).hf
     batcher = Batcher(RECIPES[name], seed=3)
     stimulus, asked = batcher.scene(4, batcher.recipe.layouts[0])
     batch = batcher.pack([(stimulus, asked)])
     with torch.no_grad():
-        packed = read(checkpoint.model, batch, see(checkpoint.model, batch)).logits
+        packed = read(model, batch, see(model, batch)).logits
     supervised = batch.blocks[0][batch.weight[0] > 0]
     for block, question in enumerate(asked, start=1):
         views = batcher.views(stimulus)
         answer = batcher.answer(question, views)
         ids = batcher.prefix(len(views.windows)) + batcher.encode(question.text) + batcher.suffix() + answer
         with torch.no_grad():
-            alone = checkpoint.model(input_ids=torch.tensor([ids]), pixel_values=batch.pixels).logits[0, -len(answer) - 1 :]
+            alone = model(input_ids=torch.tensor([ids]), pixel_values=batch.pixels).logits[0, -len(answer) - 1 :]
         torch.testing.assert_close(packed[supervised == block], alone, atol=2e-3, rtol=0)
         assert batch.target[0][(batch.blocks[0] == block) & (batch.weight[0] > 0)].tolist() == [*answer, batcher.tokenizer.eos_token_id]
 
@@ -118,9 +117,8 @@ def test_boxes_survive_their_tokens() -> None:
     frame = (0.0, -8.0, 64.0, 56.0)
     box = (3.0, 10.0, 17.0, 24.0)
     assert box_tokens(box, frame) == ["<loc03>", "<loc18>", "<loc17>", "<loc32>"]
-    assert answer_box(" ".join(box_tokens(box, frame))) == relative_box(box, frame)
-    assert answer_box("yes") is None
-    assert answer_box("<loc01> <loc02> <loc03>") is None
+    boxes = BinTokens(bins=65, prefixes=("<loc",) * 4, frame="padded_square", anchor="edge", digits=2)
+    assert boxes.parse(" ".join(box_tokens(box, frame)), (48, 64)) == box
     assert vocabulary.coordinate(-0.2) == "<loc00>"
     assert vocabulary.coordinate(1.2) == "<loc64>"
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from sightlens.model import HookedVLM
 from sightlens.zoo import progress
-from sightlens.zoo.answers import load_checkpoint
 from sightlens.zoo.evaluate import FOLDERS
 from sightlens.zoo.losses import around, target_table
 from sightlens.zoo.network import make_network
@@ -29,7 +29,7 @@ def small(name: str) -> Recipe:
 def test_training_exports_a_loadable_folder(name: str, tmp_path: Path) -> None:
     run = train(Plan(small(name), tmp_path, minutes=1.0, steps=3))
     assert run.step == 3
-    loaded = load_checkpoint(tmp_path).model
+    loaded = HookedVLM.from_pretrained(tmp_path).hf
     assert type(loaded).__name__ == type(run.network).__name__
     for file in ("sightlens.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
         shipped = json.loads((FOLDERS[name] / file).read_text())

@@ -220,7 +220,9 @@ class Batches:
         for trial in study.trials:
             groups.setdefault(study.measure.group(model, trial), []).append(trial)
         self._groups = [tuple(g[k : k + batch_size]) for g in groups.values() for k in range(0, len(g), batch_size)]
-        hashes = {trial.id: digest for batch in self for trial, digest in zip(batch.trials, _bare_hashes(batch.prompt), strict=True)}
+        # without padding, which depends on what else is in the batch
+        pairs = (pair for batch in self for pair in zip(batch.trials, batch.prompt.layouts, strict=True))
+        hashes = {trial.id: layout.unpad().hash for trial, layout in pairs}
         self.layout_hash = _join(hashes[trial.id] for trial in study.trials)
 
     def __len__(self) -> int:
@@ -244,14 +246,6 @@ class Batches:
         """Return the prompt of some trials, their objects bound."""
         prompt = self._model.prepare([trial.image for trial in trials], [trial.question.text for trial in trials])
         return prompt.with_objects([trial.mask for trial in trials])
-
-
-def _bare_hashes(prompt: Prompt) -> list[str]:
-    """Return a hash of each example's layout that does not depend on the padding of its batch."""
-    return [
-        _join([repr(layout.views), repr(layout.image_sizes), *layout.tokens[layout.length - n :]])
-        for layout, n in zip(prompt.layouts, prompt.lengths, strict=True)
-    ]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from jaxtyping import Bool
 from PIL import Image
 from torch import Tensor
 
@@ -102,7 +103,7 @@ class Prompt:
         left_out = {"position_ids"} | (set() if pixels else {"pixel_values"})
         return {name: tensor for name, tensor in self.tensors.items() if name not in left_out}
 
-    def with_objects(self, masks: PixelMask | Sequence[PixelMask | None]) -> Prompt:
+    def with_objects(self, masks: PixelMask | Sequence[Bool[np.ndarray, "_ _"] | None]) -> Prompt:
         """Bind object masks, so that the selectors ``object`` and ``background`` work.
 
         Args:

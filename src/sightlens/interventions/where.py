@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sightlens.errors import InterventionError
-from sightlens.layout import Layout, Selector, Structure, TokenSet, parse
+from sightlens.layout import Layout, Selector, TokenSet, parse
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Fixed:
         Raises:
             InterventionError: on any other layout.
         """
-        if _digest(layout.structure) != self.layout:
+        if layout.structure.digest != self.layout:
             raise InterventionError(
                 f"the layout that {self.name!r} was chosen on",
                 f"another one, {layout}",
@@ -50,7 +49,7 @@ def freeze_where(where: Where) -> Selector | Fixed:
         return parse(where)
     if isinstance(where, TokenSet):
         positions = tuple(sorted(where.positions.tolist()))
-        return Fixed(positions, where.generated, where.name, _digest(where.structure))
+        return Fixed(positions, where.generated, where.name, where.structure.digest)
     return where
 
 
@@ -72,7 +71,3 @@ def where_from_data(data: str | Mapping[str, Any]) -> Selector | Fixed:
     if isinstance(data, str):
         return parse(data)
     return Fixed(tuple(data["positions"]), data["generated"], data["name"], data["layout"])
-
-
-def _digest(structure: Structure) -> str:
-    return hashlib.sha256(repr(structure).encode()).hexdigest()[:16]

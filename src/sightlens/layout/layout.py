@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
@@ -88,8 +87,7 @@ class Layout:
     @property
     def hash(self) -> str:
         """A hash of all content (16 hexadecimal digits), equal in every process, for provenance."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(repr((self.structure.digest, self.tokens, self.objects)).encode()).hexdigest()[:16]
 
     def positions(self, view: int) -> PositionGrid:
         """Return the sequence position of each cell of one view, ``[rows, columns]``.
@@ -183,6 +181,17 @@ class Layout:
         """
         objects = tuple(tuple(position + left for position in positions) for positions in self.objects)
         return Layout(self.structure.pad(left=left, right=right), (token,) * left + self.tokens + (token,) * right, objects)
+
+    def unpad(self) -> Layout:
+        """Return this layout as it was before padding.
+
+        Raises:
+            LayoutError: everything is padding.
+        """
+        real = np.flatnonzero(self.structure.attended)
+        structure, start = self.structure.unpad(), int(real[0])
+        objects = tuple(tuple(position - start for position in positions) for positions in self.objects)
+        return Layout(structure, self.tokens[start : start + structure.length], objects)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the layout as plain JSON data."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -83,6 +84,11 @@ class Structure:
         answers = [s.start for s in self.segments if isinstance(s, Text) and s.role == "answer"]
         return min([*answers, 1 + int(np.flatnonzero(self.attended).max(initial=-1))])
 
+    @cached_property
+    def digest(self) -> str:
+        """16 hexadecimal digits of all content, equal in every process."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
     @property
     def summary(self) -> str:
         """The size of the sequence in words, for messages."""
@@ -116,13 +122,26 @@ class Structure:
         """
         if min(left, right) < 0:
             raise LayoutError("padding of 0 or more positions", f"left={left}, right={right}", "Slice the tensors instead.")
-        inner = [s for s in self.segments if not isinstance(s, Padding)]
+        inner = self._inner
         before = left + (inner[0].start if inner else self.length)
         after = right + (self.length - inner[-1].stop if inner else 0)
         moved = [replace(s, start=s.start + left, stop=s.stop + left) for s in inner]
         end = moved[-1].stop if moved else before
         ends = [Padding(0, before), *moved, Padding(end, end + after)]
         return replace(self, segments=tuple(s for s in ends if s.start < s.stop))
+
+    def unpad(self) -> Structure:
+        """Return this structure without its padding.
+
+        Raises:
+            LayoutError: everything is padding.
+        """
+        before = self._inner[0].start if self._inner else 0
+        return replace(self, segments=tuple(replace(s, start=s.start - before, stop=s.stop - before) for s in self._inner))
+
+    @cached_property
+    def _inner(self) -> tuple[Segment, ...]:
+        return tuple(segment for segment in self.segments if not isinstance(segment, Padding))
 
 
 def frozen(array: Array) -> Array:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import nn
@@ -18,15 +19,24 @@ from sightlens.layout import Layout, TokenSet
 class Window:
     """The absolute positions ``start .. stop`` of the current forward pass, and what the rows of its batch are.
 
-    ``layouts`` holds each row's layout, ``examples`` which example of the prompt it is. A decoding step with a cache computes one position; hooks and interventions act at absolute positions, so they ask here.
+    ``layouts`` holds each row's layout, ``examples`` which example of the prompt it is. One window serves all HookedVLMs on one
+    HF model. A decoding step with a cache computes one position; hooks and interventions act at absolute positions, so they
+    ask here.
     """
 
-    def __init__(self, decoder: nn.Module) -> None:
-        """Follow a decoder; a few microseconds per forward pass, no tensor is touched."""
+    def __init__(self) -> None:
+        """Begin before the first pass."""
         self.layouts: tuple[Layout, ...] = ()
         self.examples: tuple[int, ...] = ()
         self.start, self.stop = 0, 0
-        decoder.register_forward_pre_hook(self._follow, with_kwargs=True)
+
+    @classmethod
+    def of(cls, decoder: nn.Module) -> Window:
+        """Return the window that follows a decoder; a few microseconds per forward pass, no tensor is touched."""
+        if decoder not in _FOLLOWING:
+            _FOLLOWING[decoder] = cls()
+            decoder.register_forward_pre_hook(_FOLLOWING[decoder]._follow, with_kwargs=True)
+        return _FOLLOWING[decoder]
 
     def _follow(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states = kwargs.get("inputs_embeds")
@@ -86,3 +96,7 @@ class Window:
 
     def _members(self, tokens: TokenSet) -> np.ndarray:
         return tokens.extended(max(self.stop, len(tokens.mask)))
+
+
+_FOLLOWING: WeakKeyDictionary[nn.Module, Window] = WeakKeyDictionary()
+"""The window of each decoder that has one."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from sightlens.model import HookedVLM
 from sightlens.stimuli.shapes import COLOURS, SHAPES, SIDES
-from sightlens.zoo.answers import load_checkpoint
 from sightlens.zoo.evaluate import FOLDERS, Bars, ask, score
 from sightlens.zoo.recipe import HELD_OUT_SEED, RECIPES, TRAINING_SEED, Recipe
 
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     folder: Path = FOLDERS[given.model]
-    scores = score(ask(load_checkpoint(folder), given.scenes))
+    scores = score(ask(HookedVLM.from_pretrained(folder), given.scenes))
     (folder / "README.md").write_text(card(RECIPES[given.model], scores, scenes=given.scenes, run=given.run))
 
 

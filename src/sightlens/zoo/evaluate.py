@@ -1,23 +1,24 @@
 """Score the shipped models on held-out scenes: `python -m sightlens.zoo.evaluate --model all --scenes 200 --check`."""
 
 import argparse
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from sightlens.stimuli.stimulus import Box, Question, Stimulus
-from sightlens.zoo.answers import Checkpoint, generate, load_checkpoint
-from sightlens.zoo.batches import Batcher, relative_box
+from sightlens.experiments import Cell, GeneratedAnswer, Study, Trial, make_trials
+from sightlens.metrics import LocMetric
+from sightlens.model import HookedVLM
+from sightlens.stimuli import Question
+from sightlens.zoo.batches import Batcher
 from sightlens.zoo.recipe import HELD_OUT_SEED, RECIPES
-from sightlens.zoo.vocabulary import COORDINATES
 
-THRESHOLDS = (0.5, 0.7, 0.9)
+LOC = LocMetric()
+LONGEST_ANSWER = 5
 TOGETHER = 96
 FOLDERS = {name: Path(__file__).parent / f"tiny-{name}" for name in RECIPES}
 
@@ -41,11 +42,10 @@ class Bars:
 
 @dataclass(frozen=True, eq=False)
 class Posed:
-    """A question put to a model: about which stimulus, the frame its box is answered in, and the number of views."""
+    """A question put to a model, the size of the object asked for, and the number of views of the picture."""
 
-    stimulus: Stimulus
-    question: Question
-    frame: Box
+    trial: Trial
+    size: str | None
     views: int
 
 
@@ -54,71 +54,41 @@ class Outcome:
     """One answered question. `value` is the intersection over union for a box, else 1 for right and 0 for wrong."""
 
     question: Question
-    said: str
     value: float
     size: str | None
     views: int
 
 
-def answer_box(text: str) -> Box | None:
-    """The box in a generated text as fractions of the answer frame; None when it is not four coordinate tokens."""
-    marks = [int(mark) for mark in re.findall(r"<loc(\d\d)>", text)]
-    if len(marks) != 4:
-        return None
-    x0, y0, x1, y1 = (mark / (COORDINATES - 1) for mark in marks)
-    return x0, y0, x1, y1
-
-
-def box_overlap(one: Box, other: Box) -> float:
-    """Intersection over union; 0 when a box has no area."""
-    wide = min(one[2], other[2]) - max(one[0], other[0])
-    high = min(one[3], other[3]) - max(one[1], other[1])
-    shared = max(0.0, wide) * max(0.0, high)
-    areas = sum(max(0.0, box[2] - box[0]) * max(0.0, box[3] - box[1]) for box in (one, other))
-    return shared / (areas - shared) if shared > 0 else 0.0
-
-
-def held_out(checkpoint: Checkpoint, number: int, *, seed: int) -> list[Posed]:
+def held_out(family: str, number: int, *, seed: int) -> list[Posed]:
     """Every question about `number` scenes of a seed that training never uses.
 
     The layouts come in the proportions of training; questions with answers of one length stand together.
     """
-    recipe = RECIPES[checkpoint.family]
+    recipe = RECIPES[family]
     batcher = Batcher(recipe, seed=seed)
     rng = np.random.default_rng([seed, 7])
     picks = rng.choice(len(recipe.layouts), size=number, p=[layout.share for layout in recipe.layouts])
     posed = []
     for index, pick in enumerate(picks):
-        stimulus, questions = batcher.scene(index, recipe.layouts[int(pick)])
-        views = batcher.views(stimulus)
-        posed += [Posed(stimulus, question, views.frame, len(views.windows)) for question in questions]
-    return sorted(posed, key=lambda entry: (entry.question.kind == "localization", entry.views))
+        layout = recipe.layouts[int(pick)]
+        stimulus, questions = batcher.scene(index, layout)
+        sizes = [None if question.target is None else stimulus.objects[question.target].size for question in questions]
+        # a scene may ask one question twice, and every trial of a study has its own id
+        trials = [replace(trial, id=f"{trial.id}#{k}") for k, trial in enumerate(make_trials(stimulus, questions))]
+        posed += [Posed(trial, size, layout.views) for trial, size in zip(trials, sizes, strict=True)]
+    return sorted(posed, key=lambda entry: (entry.trial.question.kind == "localization", entry.views))
 
 
-def ask(checkpoint: Checkpoint, number: int, *, seed: int = HELD_OUT_SEED) -> list[Outcome]:
+def ask(model: HookedVLM, number: int, *, seed: int = HELD_OUT_SEED) -> list[Outcome]:
     """Answer every question about `number` held-out scenes."""
-    posed = held_out(checkpoint, number, seed=seed)
-    outcomes = []
-    for first in range(0, len(posed), TOGETHER):
-        group = posed[first : first + TOGETHER]
-        answers = generate(checkpoint, [entry.stimulus.image for entry in group], [entry.question.text for entry in group])
-        outcomes += [outcome(entry, said) for entry, said in zip(group, answers, strict=True)]
-    return outcomes
-
-
-def outcome(posed: Posed, said: str) -> Outcome:
-    """Grade one answer."""
-    question = posed.question
-    size = posed.stimulus.objects[question.target].size if question.target is not None else None
-    return Outcome(question, said, grade(question, said, posed.frame), size, posed.views)
-
-
-def grade(question: Question, said: str, frame: Box) -> float:
-    """Intersection over union for a box question, else whether the words are the same."""
-    if question.box is None:
-        return float(said.strip() == question.answer)
-    box = answer_box(said)
-    return 0.0 if box is None else box_overlap(box, relative_box(question.box, frame))
+    posed = held_out(model.processing.family.name, number, seed=seed)
+    study = Study("held-out", (Cell({"model": model.name}),), tuple(entry.trial for entry in posed), GeneratedAnswer(LONGEST_ANSWER))
+    values = study.run(model, batch_size=TOGETHER).records[0].values
+    metric = {"localization": "iou", "existence": "correct", "counting": "correct"}
+    return [
+        Outcome(entry.trial.question, values[metric[entry.trial.question.kind]][k], entry.size, entry.views)
+        for k, entry in enumerate(posed)
+    ]
 
 
 def score(outcomes: list[Outcome]) -> dict[str, float]:
@@ -133,11 +103,10 @@ def score(outcomes: list[Outcome]) -> dict[str, float]:
 def _memberships(outcome: Outcome) -> Iterator[tuple[str, float]]:
     question, value = outcome.question, outcome.value
     if question.kind == "localization":
-        rates = [float(value > threshold) for threshold in THRESHOLDS]
         for group in ("", f"_{outcome.size}", f"_views{outcome.views}"):
             yield f"iou{group}", value
-            yield f"loc{group}", float(np.mean(rates))
-        yield from ((f"iou_above_{threshold}", rate) for threshold, rate in zip(THRESHOLDS, rates, strict=True))
+            yield f"loc{group}", float(LOC.score(np.array([value]))[0])
+        yield from ((f"iou_above_{threshold}", float(value > threshold)) for threshold in LOC.thresholds)
     elif question.kind == "counting":
         yield f"counting_{question.number}", value
         yield f"counting_views{outcome.views}", value
@@ -160,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     failed = False
     for name in sorted(RECIPES) if given.model == "all" else [given.model]:
-        scores = score(ask(load_checkpoint(given.folder or FOLDERS[name]), given.scenes, seed=given.seed))
+        scores = score(ask(HookedVLM.from_pretrained(given.folder or FOLDERS[name]), given.scenes, seed=given.seed))
         print(f"tiny-{name}, {given.scenes} scenes, seed {given.seed}")
         print("\n".join(f"  {key:22s} {value:.3f}" for key, value in scores.items()))
         missed = Bars().missed(scores)

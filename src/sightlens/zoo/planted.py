@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
 from sightlens.errors import StimulusError
+from sightlens.zoo.vocabulary import word_level
 
 GRID, PATCH = 4, 8
 WIDTH, HEADS, HEAD, LAYERS = 64, 4, 16, 4
@@ -233,15 +233,8 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> LlavaConfig:
 
 
 def _processor() -> LlavaProcessor:
-    core = Tokenizer(models.WordLevel({word: k for k, word in enumerate((*SPECIALS, *WORDS, *CELLS))}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    core.add_special_tokens(list(SPECIALS))
-    core.add_tokens(list(CELLS))
-    core.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", core.token_to_id("<bos>"))]
-    )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
+        tokenizer_object=word_level(SPECIALS, WORDS, whole=CELLS, bos="<bos>"),
         bos_token="<bos>",
         eos_token="<eos>",
         unk_token="<unk>",

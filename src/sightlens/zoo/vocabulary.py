@@ -1,5 +1,7 @@
 """The words both shipped models know, and their tokenizers."""
 
+from collections.abc import Sequence
+
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -18,6 +20,7 @@ WORDS = (
     *["?", ".", ",", ":"],
     *(str(digit) for digit in range(10)),
 )
+MARKS = tuple(f"<loc{mark:02d}>" for mark in range(COORDINATES))
 LLAVA_SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>", "<image>")
 INTERNVL_SPECIALS = ("<|endoftext|>", "<unk>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
 LLAVA_TEMPLATE = (
@@ -40,16 +43,32 @@ INTERNVL_TEMPLATE = (
 
 def coordinate(value: float) -> str:
     """The token of a coordinate between 0 and 1: the nearest of 65 marks, 0/64 to 64/64."""
-    return f"<loc{min(max(round(value * (COORDINATES - 1)), 0), COORDINATES - 1):02d}>"
+    return MARKS[min(max(round(value * (COORDINATES - 1)), 0), COORDINATES - 1)]
+
+
+def word_level(specials: Sequence[str], words: Sequence[str], *, whole: Sequence[str] = (), bos: str | None = None) -> Tokenizer:
+    """Tokenizer with one token per word or run of punctuation.
+
+    Args:
+        specials: control tokens, first in the vocabulary; among them `<unk>`.
+        words: what else is known.
+        whole: tokens, last in the vocabulary, that are never split although they hold punctuation.
+        bos: the special token put first, if any.
+    """
+    core = Tokenizer(models.WordLevel({word: k for k, word in enumerate((*specials, *words, *whole))}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.add_special_tokens(list(specials))
+    core.add_tokens(list(whole))
+    if bos is not None:
+        known = [(bos, core.token_to_id(bos))]
+        core.post_processor = processors.TemplateProcessing(single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=known)
+    return core
 
 
 def llava_tokenizer() -> PreTrainedTokenizerFast:
     """Word-level tokenizer that puts <bos> first, as Llama's does."""
-    core = _word_level(LLAVA_SPECIALS)
-    bos = core.token_to_id("<bos>")
-    core.post_processor = processors.TemplateProcessing(single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", bos)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=core,
+        tokenizer_object=word_level(LLAVA_SPECIALS, WORDS, whole=MARKS, bos="<bos>"),
         bos_token="<bos>",
         eos_token="<eos>",
         unk_token="<unk>",
@@ -66,7 +85,7 @@ def llava_tokenizer() -> PreTrainedTokenizerFast:
 def internvl_tokenizer() -> PreTrainedTokenizerFast:
     """Word-level tokenizer with InternVL's special tokens; like Qwen's it adds no token in front."""
     return PreTrainedTokenizerFast(
-        tokenizer_object=_word_level(INTERNVL_SPECIALS),
+        tokenizer_object=word_level(INTERNVL_SPECIALS, WORDS, whole=MARKS),
         eos_token="<|im_end|>",
         unk_token="<unk>",
         pad_token="<|endoftext|>",
@@ -83,13 +102,3 @@ def internvl_tokenizer() -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         chat_template=INTERNVL_TEMPLATE,
     )
-
-
-def _word_level(specials: tuple[str, ...]) -> Tokenizer:
-    marks = [f"<loc{k:02d}>" for k in range(COORDINATES)]
-    words = {word: k for k, word in enumerate((*specials, *WORDS, *marks))}
-    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    core.add_special_tokens(list(specials))
-    core.add_tokens(marks)
-    return core
