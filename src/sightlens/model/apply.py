@@ -12,10 +12,11 @@ from torch import Tensor
 
 from sightlens.errors import InterventionError, listing
 from sightlens.families.sites import Attention, Site
-from sightlens.interventions import Ablate, Intervention, Knockout, Mean, PatchIn, Where, resolve_where
+from sightlens.interventions import Ablate, AblateHeads, Intervention, Knockout, Mean, PatchIn, Phase, Rearrangement, Where, resolve_where
 from sightlens.layout import TokenSet
 from sightlens.model.cache import Cache
 from sightlens.model.knockout import knock_out
+from sightlens.model.rearrange import rearrange
 from sightlens.model.sites import Sites
 from sightlens.model.taps import LiveSite
 from sightlens.model.window import Window
@@ -70,8 +71,30 @@ def _install(sites: Sites, intervention: Intervention, donors: Mapping[str, Dono
         for name in _matching(sites, intervention):
             change = _patch(intervention, name, donors)
             yield _rewrite(sites.point(name), _Rewrite(sites.window, intervention.at, intervention.heads, change, count))
+    elif isinstance(intervention, Rearrangement):
+        yield rearrange(sites, intervention, count)
+    elif isinstance(intervention, AblateHeads):
+        yield from _silence(sites, intervention, donors, count=count)
     else:
         raise InterventionError("a kind that sightlens.interventions offers", type(intervention).__name__, "Use one of those.")
+
+
+def _silence(sites: Sites, intervention: AblateHeads, donors: Mapping[str, Donor], *, count: Callable[[int], None]) -> Iterator[Remove]:
+    sites.layers(list(intervention.by_layer()))
+    for layer, heads in intervention.by_layer().items():
+        change = _head_values(sites, intervention, donors, layer=layer)
+        rewrite = _Rewrite(sites.window, intervention.at, heads, change, count, intervention.phases)
+        yield _rewrite(sites.point(f"blocks.{layer}.attn.hook_z"), rewrite)
+
+
+def _head_values(sites: Sites, intervention: AblateHeads, donors: Mapping[str, Donor], *, layer: int) -> Change:
+    if intervention.value == "zero":
+        return lambda old, example: torch.zeros_like(old)
+    means, shape = donors.get("head_mean"), (sites.n_layers, sites.n_heads)
+    if not isinstance(means, Tensor) or means.shape[:2] != shape:
+        got = f"donors {listing(sorted(donors)) or 'none'}" if means is None else f"{type(means).__name__} of another shape"
+        raise InterventionError(f"a donor 'head_mean' [{shape[0]}, {shape[1]}, d_head]", got, "Call fit_head_mean(model, prompts) first.")
+    return lambda old, example: means[layer, list(intervention.by_layer()[layer])].to(old).expand_as(old)
 
 
 def _matching(sites: Sites, intervention: PatchIn) -> list[str]:
@@ -95,9 +118,12 @@ class _Rewrite:
     heads: tuple[int, ...] | None
     change: Change
     count: Callable[[int], None]
+    phases: tuple[Phase, ...] = ("prefill", "decode")
 
     def __call__(self, value: Tensor, site: Site) -> Tensor | None:
         """Return a changed copy, or None when the pass in progress holds none of the positions."""
+        if ("decode" if self.window.decoding else "prefill") not in self.phases:
+            return None
         new: Tensor | None = None
         for example, layout in enumerate(self.window.layouts):
             rows = site_rows(site, self.window, resolve_where(self.at, layout), example).to(value.device)
