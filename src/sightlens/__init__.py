@@ -19,7 +19,7 @@ with install_import_hook(
     from sightlens import errors, experiments, interventions, layout, metrics, render, stimuli
     from sightlens.experiments import Study, Trial
     from sightlens.families import FAMILIES, ImageOptions, Prompt
-    from sightlens.interventions import Ablate, Intervention, Knockout, Mean, PatchIn
+    from sightlens.interventions import Ablate, AblateHeads, Containerize, Intervention, Knockout, Mean, PatchIn, Shuffle
     from sightlens.layout import Layout, TokenSet
     from sightlens.model import Cache, HookedVLM, hook_contract, verify_layout
     from sightlens.store import Provenance, Record, Result, read_store
@@ -27,7 +27,9 @@ with install_import_hook(
 __all__ = [
     "FAMILIES",
     "Ablate",
+    "AblateHeads",
     "Cache",
+    "Containerize",
     "HookedVLM",
     "ImageOptions",
     "Intervention",
@@ -39,6 +41,7 @@ __all__ = [
     "Provenance",
     "Record",
     "Result",
+    "Shuffle",
     "Study",
     "TokenSet",
     "Trial",

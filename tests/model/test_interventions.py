@@ -11,7 +11,7 @@ from tests.tiny import DEFAULT
 
 from sightlens.errors import InterventionError, SelectorError
 from sightlens.families.sites import Attention
-from sightlens.interventions import Ablate, Knockout, PatchIn, from_dict
+from sightlens.interventions import Ablate, AblateHeads, Containerize, Knockout, PatchIn, Shuffle, from_dict
 
 QUESTION = "is there a red circle ?"
 ALL = [
@@ -21,6 +21,9 @@ ALL = [
     PatchIn("blocks.*.hook_resid_post", layers=(0, 1), at="image", mode="interpolate", alpha=0.5),
     PatchIn("blocks.2.attn.hook_z", donor="corrupted", at="last", source="position[3]", heads=(1,)),
     Knockout("post_image", "object | separator", layers=(0, 2), heads=(1,), phases=("prefill",)),
+    Shuffle("object & global", scope="view", seed=3).inverse(),
+    Containerize("object", padding=2, seed=1, site="hook_visual_embed"),
+    AblateHeads(((0, 1), (0, 3), (2, 0)), "mean", at="post_image", phases=("decode",)),
 ]
 
 

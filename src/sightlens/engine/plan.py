@@ -151,9 +151,9 @@ class Plan:
     @contextmanager
     def _applied(self, rows: Sequence[Row], touched: Touched) -> Iterator[None]:
         layouts, examples = [self.prompt.layouts[row.example] for row in rows], [row.example for row in rows]
-        with self.model.sites.window.showing(layouts, examples):
-            with applied(self.model.sites, rows, {**self.model.donors, **self.donors}, touched=touched):
-                yield
+        donors = {**self.model.donors, **self.donors}
+        with self.model.sites.window.showing(layouts, examples), applied(self.model.sites, rows, donors, touched=touched):
+            yield
 
     @contextmanager
     def _whole(self, jobs: Sequence[Job]) -> Iterator[None]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
 from sightlens.errors import InterventionError
-from sightlens.interventions import Ablate, Intervention, Knockout, PatchIn, resolve_where
+from sightlens.interventions import Ablate, AblateHeads, Intervention, Knockout, PatchIn, Rearrangement, resolve_where
 from sightlens.layout import Layout
 from sightlens.model.apply import matching
 from sightlens.model.sites import Sites
@@ -95,26 +95,34 @@ def site_point(name: str, layers: int) -> Point | None:
     return Point(int(layer), Stage.WHOLE_LAYER if before else Stage.AFTER_ATTENTION)
 
 
-def _names(intervention: Intervention, sites: Sites) -> Iterator[str]:
+def _names(intervention: Intervention, sites: Sites) -> Sequence[str]:
     if isinstance(intervention, Knockout):
-        yield f"blocks.{min(sites.layers(intervention.layers))}.attn.hook_attn_mask"
-    elif isinstance(intervention, PatchIn):
-        yield from matching(sites, intervention)
-    elif isinstance(intervention, Ablate):
-        yield sites.point(intervention.site).site.name
-    else:
-        raise InterventionError("a kind that sightlens.interventions offers", type(intervention).__name__, "Use one of those.")
+        return [f"blocks.{min(sites.layers(intervention.layers))}.attn.hook_attn_mask"]
+    if isinstance(intervention, PatchIn):
+        return matching(sites, intervention)
+    if isinstance(intervention, AblateHeads):
+        return [f"blocks.{min(sites.layers(list(intervention.by_layer())))}.attn.hook_z"]
+    if isinstance(intervention, Ablate | Rearrangement):
+        return [sites.point(intervention.site).site.name]
+    raise _unknown(intervention)
 
 
 def _first_position(intervention: Intervention, layout: Layout) -> int | None:
-    """Return the first position of the prompt that an intervention changes, or None."""
+    """Return the first position of the prompt that an intervention reads or changes, or None."""
+    if isinstance(intervention, Knockout | AblateHeads) and "prefill" not in intervention.phases:
+        return None
     if isinstance(intervention, Knockout):
-        if "prefill" not in intervention.phases:
-            return None
         queries, keys = (np.sort(resolve_where(where, layout).positions) for where in (intervention.queries, intervention.keys))
-        queries = queries[queries >= keys[0]] if len(keys) else queries[:0]
-        return int(queries[0]) if len(queries) else None
-    if isinstance(intervention, Ablate | PatchIn):
+        positions = queries[queries >= keys[0]] if len(keys) else keys
+    elif isinstance(intervention, Rearrangement):
+        moves = intervention.moves(layout)
+        positions = np.concatenate([moves.targets, moves.sources])
+    elif isinstance(intervention, Ablate | PatchIn | AblateHeads):
         positions = resolve_where(intervention.at, layout).positions
-        return int(positions.min()) if len(positions) else None
-    raise InterventionError("a kind that sightlens.interventions offers", type(intervention).__name__, "Use one of those.")
+    else:
+        raise _unknown(intervention)
+    return int(positions.min()) if len(positions) else None
+
+
+def _unknown(intervention: Intervention) -> InterventionError:
+    return InterventionError("a kind that sightlens.interventions offers", type(intervention).__name__, "Use one of those.")

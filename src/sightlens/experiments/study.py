@@ -19,7 +19,7 @@ from sightlens.experiments.outcome import Outcome
 from sightlens.experiments.trial import Trial
 from sightlens.families import Prompt
 from sightlens.families.compat import library_versions
-from sightlens.interventions import Intervention, resolve_where
+from sightlens.interventions import Intervention
 from sightlens.layout import Layout
 from sightlens.model import HookedVLM
 from sightlens.model.fingerprint import fingerprint
@@ -196,11 +196,10 @@ def _check_cells(cells: Sequence[Cell]) -> None:
 def _unusable(cell: Cell, layout: Layout) -> str | None:
     """Return why a cell's interventions cannot act on an example, or None."""
     for intervention in cell.interventions:
-        for place in intervention.places:
-            try:
-                resolve_where(getattr(intervention, place), layout).require(place)
-            except SelectorError as problem:
-                return str(problem)
+        try:
+            intervention.require(layout)
+        except SelectorError as problem:
+            return str(problem)
     return None
 
 

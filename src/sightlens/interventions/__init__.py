@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from sightlens.interventions.intervention import Ablate, Intervention, Knockout, PatchIn, from_dict
+from sightlens.interventions.intervention import Ablate, AblateHeads, Intervention, Knockout, PatchIn, Phase, from_dict
 from sightlens.interventions.means import Mean, MeanMeter
+from sightlens.interventions.moves import Containerize, Moves, Rearrangement, Shuffle
 from sightlens.interventions.where import Fixed, Where, freeze_where, resolve_where
 
 __all__ = [
     "Ablate",
+    "AblateHeads",
+    "Containerize",
     "Fixed",
     "Intervention",
     "Knockout",
     "Mean",
     "MeanMeter",
+    "Moves",
     "PatchIn",
+    "Phase",
+    "Rearrangement",
+    "Shuffle",
     "Where",
     "freeze_where",
     "from_dict",

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar
 
 from sightlens.errors import InterventionError, listing
-from sightlens.interventions.where import Where, freeze_where, where_from_data, where_to_data
+from sightlens.interventions.where import Where, freeze_where, resolve_where, where_from_data, where_to_data
+from sightlens.layout import Layout
 
 Phase = Literal["prefill", "decode"]
 Mode = Literal["replace", "add", "interpolate"]
@@ -38,6 +39,15 @@ class Intervention(ABC):
         Raises:
             InterventionError: saying which.
         """
+
+    def require(self, layout: Layout) -> None:
+        """Refuse an example in which a field of positions selects nothing.
+
+        Raises:
+            SelectorError: saying which.
+        """
+        for place in self.places:
+            resolve_where(getattr(self, place), layout).require(place)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data that :func:`from_dict` reads back to an equal intervention."""
@@ -174,5 +184,39 @@ class Knockout(Intervention):
         """Refuse empty layers, heads or phases."""
         _check_numbers(self.layers, "layers")
         _check_numbers(self.heads, "heads")
-        if not self.phases or not set(self.phases) <= {"prefill", "decode"}:
-            raise InterventionError("phases among prefill and decode", f"{self.phases}", "Name at least one.")
+        _check_phases(self.phases)
+
+
+@register
+@dataclass(frozen=True)
+class AblateHeads(Intervention):
+    """Replace the output of many heads, each given as ``(layer, head)``, before the output projection (``hook_z``).
+
+    ``value`` is ``"zero"``, or ``"mean"`` for the donor ``"head_mean"`` ``[layer, head, d_head]``, which
+    `sightlens.model.fit_head_mean` measures. Heads are query heads. Schaumlöffel et al. 2026 (arXiv 2605.19792), cumulative head
+    ablation: zero, at every position and every step of decoding.
+    """
+
+    kind: ClassVar[str] = "ablate_heads"
+    places: ClassVar[tuple[str, ...]] = ("at",)
+
+    heads: tuple[tuple[int, int], ...]
+    value: Literal["zero", "mean"] = "zero"
+    at: Where = "all"
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+
+    def check(self) -> None:
+        """Refuse heads that are none, negative or repeated, and unknown phases."""
+        if not self.heads or len(set(self.heads)) < len(self.heads) or min(map(min, self.heads)) < 0:
+            raise InterventionError("(layer, head) pairs: at least one, not negative, none twice", f"{self.heads}", "Count from 0.")
+        _check_phases(self.phases)
+
+    def by_layer(self) -> dict[int, tuple[int, ...]]:
+        """Return the heads of each layer, both ascending."""
+        layers = sorted({layer for layer, _ in self.heads})
+        return {layer: tuple(sorted(head for at, head in self.heads if at == layer)) for layer in layers}
+
+
+def _check_phases(phases: Sequence[str]) -> None:
+    if not phases or not set(phases) <= {"prefill", "decode"}:
+        raise InterventionError("phases among prefill and decode", f"{tuple(phases)}", "Name at least one.")

@@ -21,7 +21,7 @@ from sightlens.layout.selector import Selector
 from sightlens.layout.sheets import PositionGrid
 from sightlens.layout.structure import Structure
 from sightlens.layout.tokenset import TokenSet
-from sightlens.layout.views import View
+from sightlens.layout.views import View, ViewKind
 from sightlens.layout.words import Bound
 
 
@@ -98,6 +98,17 @@ class Layout:
         if not 0 <= view < len(self.views):
             raise LayoutError(f"the index of one of {len(self.views)} views", str(view), "Count from 0; see `layout.views`.")
         return self.grid_positions[view]
+
+    def cell_size(self, kind: ViewKind = "global", *, image: int = 0) -> tuple[float, float]:
+        """Return the (height, width), in original pixels, of one cell of an image's global view or of its tiles.
+
+        Raises:
+            LayoutError: the image has no such view.
+        """
+        for sheet in self.structure.sheets:
+            if sheet.kind == kind and sheet.image == image:
+                return sheet.cell_size
+        raise LayoutError(f"an image with a {kind} view", f"image {image} of {self!r}", "An image of one tile has a global view only.")
 
     def visual_tokens(self) -> np.ndarray:
         """Return a table with one row per visual token, by position; its columns are those of `VISUAL_TOKEN`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,9 +14,20 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from sightlens._types import Positions
 from sightlens.errors import InterventionError, listing
 from sightlens.families.sites import Attention, Site
-from sightlens.interventions import Ablate, Knockout, Mean, PatchIn, Where, resolve_where
+from sightlens.interventions import (
+    Ablate,
+    AblateHeads,
+    Knockout,
+    Mean,
+    PatchIn,
+    Phase,
+    Rearrangement,
+    Where,
+    resolve_where,
+)
 from sightlens.layout import Layout, TokenSet
 from sightlens.model.cache import Cache
 from sightlens.model.knockout import knock_out
@@ -29,13 +41,13 @@ Donor = Cache | Mean | Tensor
 
 @dataclass(frozen=True)
 class Spot:
-    """The positions of a token set that one pass holds.
+    """Some positions of one row that the pass in progress computes.
 
     Attributes:
-        layout: of the example.
+        layout: of the row's example.
         example: its index in the prompt.
         places: index of each position in the site's first two dimensions, flattened.
-        positions: absolute; of visual tokens, their index among the example's.
+        positions: absolute; at sites of the tower, index among the example's visual tokens.
         order: index of each in the token set, -1 for generated positions.
     """
 
@@ -48,6 +60,43 @@ class Spot:
 
 Change = Callable[[Tensor, Spot], Tensor]
 """From the activations ``[n, …]`` of one spot to new ones of the same shape."""
+
+
+class Write(ABC):
+    """What one intervention does to a site."""
+
+    edit: Edit
+
+    @abstractmethod
+    def __call__(self, flat: Tensor | None, site: Site, window: Window, row: int) -> int:
+        """Change a row in place and return how many positions that touches; with None only tell whether it would.
+
+        Args:
+            flat: the site's activations, their first two dimensions flattened.
+            site: where.
+            window: of the pass in progress.
+            row: of the batch.
+        """
+
+
+@dataclass(frozen=True)
+class Values(Write):
+    """New values at the selected positions (and heads)."""
+
+    edit: Edit
+    at: Where
+    heads: tuple[int, ...] | None
+    change: Change
+    phases: Sequence[Phase] = ("prefill", "decode")
+
+    def __call__(self, flat: Tensor | None, site: Site, window: Window, row: int) -> int:
+        """Write what ``change`` makes of the old values."""
+        spot = find_spot(site, window, resolve_where(self.at, window.layouts[row]), row, phases=self.phases)
+        if flat is not None and len(spot.places):
+            places = spot.places.to(flat.device)
+            where = (places,) if self.heads is None else (places[:, None], torch.tensor(self.heads, device=places.device))
+            flat[where] = self.change(flat[where], spot).to(flat.dtype)
+        return len(spot.places)
 
 
 @contextmanager
@@ -65,7 +114,7 @@ def applied(sites: Sites, rows: Sequence[Row], donors: Mapping[str, Donor], *, t
     Raises:
         InterventionError: when one cannot be applied.
     """
-    writes: dict[str, list[_Write]] = {}
+    writes: dict[str, list[Write]] = {}
     knockouts: dict[int, list[Edit]] = {}
     for edit in edits(rows):
         if isinstance(edit.intervention, Knockout):
@@ -83,44 +132,36 @@ def applied(sites: Sites, rows: Sequence[Row], donors: Mapping[str, Donor], *, t
         yield
 
 
-@dataclass(frozen=True)
-class _Write:
-    """A change to the selected positions (and heads) of some rows."""
-
-    edit: Edit
-    at: Where
-    heads: tuple[int, ...] | None
-    change: Change
-    generated: bool = True
-    """Whether generated positions are changed too, when the token set takes them in."""
-
-
-def _rewrite(value: Tensor, hook: LiveSite, *, writes: Sequence[_Write], site: Site, window: Window, touched: Touched) -> Tensor | None:
+def _rewrite(value: Tensor, hook: LiveSite, *, writes: Sequence[Write], site: Site, window: Window, touched: Touched) -> Tensor | None:
     """Return a changed copy, or None when the pass in progress holds none of the positions."""
     new: Tensor | None = None
     for write in writes:
         for row in write.edit.rows:
-            spot = find_spot(site, window, resolve_where(write.at, window.layouts[row]), row, generated=write.generated)
-            if len(spot.places) == 0:
-                continue
-            new = value.clone() if new is None else new
-            flat, places = new.flatten(0, 1), spot.places.to(value.device)
-            where = (places,) if write.heads is None else (places[:, None], torch.tensor(write.heads, device=places.device))
-            flat[where] = write.change(flat[where], spot).to(flat.dtype)
-            touched.add(write.edit.intervention, spot.example, len(places))
+            if new is None and write(None, site, window, row):
+                new = value.clone()
+            if new is not None:
+                touched.add(write.edit.intervention, window.examples[row], write(new.flatten(0, 1), site, window, row))
     return new
 
 
-def _writes(sites: Sites, edit: Edit, donors: Mapping[str, Donor]) -> Iterator[tuple[str, _Write]]:
+def _writes(sites: Sites, edit: Edit, donors: Mapping[str, Donor]) -> Iterator[tuple[str, Write]]:
     intervention = edit.intervention
     if isinstance(intervention, Ablate):
-        point = sites.point(intervention.site)
-        _check_writable(point.site, intervention.heads)
-        yield intervention.site, _Write(edit, intervention.at, intervention.heads, _ablation(intervention, donors))
+        _check_writable(sites.point(intervention.site).site, intervention.heads)
+        yield intervention.site, Values(edit, intervention.at, intervention.heads, _ablation(intervention, donors))
     elif isinstance(intervention, PatchIn):
         for name in matching(sites, intervention):
             _check_writable(sites.point(name).site, intervention.heads)
-            yield name, _Write(edit, intervention.at, intervention.heads, _patch(intervention, name, donors), generated=False)
+            yield name, Values(edit, intervention.at, intervention.heads, _patch(intervention, name, donors), ("prefill",))
+    elif isinstance(intervention, Rearrangement):
+        _check_writable(sites.point(intervention.site).site, None)
+        yield intervention.site, Copies(edit, intervention)
+    elif isinstance(intervention, AblateHeads):
+        sites.layers(list(intervention.by_layer()))
+        for layer, heads in intervention.by_layer().items():
+            name, change = f"blocks.{layer}.attn.hook_z", _head_values(sites, intervention, donors, layer=layer)
+            _check_writable(sites.point(name).site, heads)
+            yield name, Values(edit, intervention.at, heads, change, intervention.phases)
     else:
         raise InterventionError("a kind that sightlens.interventions offers", type(intervention).__name__, "Use one of those.")
 
@@ -151,15 +192,65 @@ def _check_writable(site: Site, heads: tuple[int, ...] | None) -> None:
         raise InterventionError(f"heads below {site.tap.heads} at {site.name}", f"{heads}", "Heads count from 0.")
 
 
-def find_spot(site: Site, window: Window, tokens: TokenSet, row: int, *, generated: bool = True) -> Spot:
+def find_spot(site: Site, window: Window, tokens: TokenSet, row: int, *, phases: Sequence[Phase]) -> Spot:
     """Return where a row's positions lie in a site, for the pass that a window describes."""
     if "token" in site.dims:
-        before = sum(len(layout.visual_tokens()) for layout in window.layouts[:row])
-        inside = np.flatnonzero(tokens.mask[window.layouts[row].visual_tokens()["position"]])
-        return Spot(window.layouts[row], window.examples[row], torch.as_tensor(inside + before), inside, np.arange(len(inside)))
-    positions, order = window.inside(tokens, generated=generated)
-    places = torch.as_tensor(positions - window.start + row * (window.stop - window.start))
+        positions = np.flatnonzero(tokens.mask[window.layouts[row].visual_tokens()["position"]])
+        order = np.arange(len(positions))
+    else:
+        positions, order = window.inside(tokens, phases)
+    places = torch.as_tensor(positions + row_offset(site, window, row))
     return Spot(window.layouts[row], window.examples[row], places, positions, order)
+
+
+def row_offset(site: Site, window: Window, row: int) -> int:
+    """Return what to add to a position (at sites of the tower: an index among visual tokens) to find it in the flattened site."""
+    if "token" in site.dims:
+        return sum(len(layout.visual_tokens()) for layout in window.layouts[:row])
+    return row * (window.stop - window.start) - window.start
+
+
+@dataclass(frozen=True)
+class Copies(Write):
+    """Activations of the row itself, carried to other positions."""
+
+    edit: Edit
+    intervention: Rearrangement
+
+    def __call__(self, flat: Tensor | None, site: Site, window: Window, row: int) -> int:
+        """Make the copies; all are read before any is written.
+
+        Raises:
+            InterventionError: when a copy starts outside of the pass, or a position has no activation at the site.
+        """
+        moves = self.intervention.moves(window.layouts[row])
+        targets, sources = (self._locate(places, site, window, row) for places in (moves.targets, moves.sources))
+        targets, sources = targets[targets >= 0], sources[targets >= 0]
+        if (sources < 0).any():
+            got = f"one of positions {window.start}–{window.stop - 1}"
+            raise InterventionError("a pass that computes every position to copy from", got, "Run the whole prompt at once.")
+        if flat is not None:
+            flat[torch.as_tensor(targets, device=flat.device)] = flat[torch.as_tensor(sources, device=flat.device)]
+        return int((targets != sources).sum())
+
+    def _locate(self, places: Positions, site: Site, window: Window, row: int) -> np.ndarray:
+        """Return the flat place of each absolute position, -1 where the pass does not compute it."""
+        if "token" not in site.dims:
+            return np.where((places >= window.start) & (places < window.stop), places + row_offset(site, window, row), -1)
+        visual = window.layouts[row].visual_tokens()["position"]
+        if not np.isin(places, visual).all():
+            raise InterventionError(f"visual tokens at {site.name}", f"{self.intervention}", "Restrict it: `(…) & image`.")
+        return np.searchsorted(visual, places) + row_offset(site, window, row)
+
+
+def _head_values(sites: Sites, intervention: AblateHeads, donors: Mapping[str, Donor], *, layer: int) -> Change:
+    if intervention.value == "zero":
+        return lambda old, spot: torch.zeros_like(old)
+    means, shape = donors.get("head_mean"), (sites.n_layers, sites.n_heads)
+    if not isinstance(means, Tensor) or means.shape[:2] != shape:
+        got = f"donors {listing(sorted(donors)) or 'none'}" if means is None else f"{type(means).__name__} of another shape"
+        raise InterventionError(f"a donor 'head_mean' [{shape[0]}, {shape[1]}, d_head]", got, "Call fit_head_mean(model, prompts) first.")
+    return lambda old, spot: means[layer, list(intervention.by_layer()[layer])].to(old).expand_as(old)
 
 
 def _ablation(intervention: Ablate, donors: Mapping[str, Donor]) -> Change:
@@ -229,6 +320,6 @@ def _patch(intervention: PatchIn, name: str, donors: Mapping[str, Donor]) -> Cha
 
 def _donor_values(cache: Cache, name: str, intervention: PatchIn, donor: int) -> Tensor:
     tokens = resolve_where(intervention.source, cache.window.layouts[donor])
-    value, spot = cache[name], find_spot(cache.sites[name], cache.window, tokens, donor, generated=False)
+    value, spot = cache[name], find_spot(cache.sites[name], cache.window, tokens, donor, phases=("prefill",))
     rows = value.flatten(0, 1)[spot.places.to(value.device)]
     return rows if intervention.heads is None else rows[:, list(intervention.heads)]

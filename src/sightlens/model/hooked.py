@@ -379,10 +379,9 @@ class HookedVLM:
         if not isinstance(prompt, Prompt):
             raise PromptError("a Prompt from model.prepare(image, text)", type(prompt).__name__, "Call prepare first.")
         rows = [Row(example, tuple(interventions)) for example in range(len(prompt))]
-        touched = Touched()
-        with self.sites.window.showing(prompt.layouts, range(len(prompt))):
-            with applied(self.sites, rows, {**self.donors, **(donors or {})}, touched=touched):
-                yield
+        touched, given = Touched(), {**self.donors, **(donors or {})}
+        with self.sites.window.showing(prompt.layouts, range(len(prompt))), applied(self.sites, rows, given, touched=touched):
+            yield
         touched.check(rows)
 
     def _add(self, address: Address, function: HookFunction, direction: Literal["fwd", "bwd"]) -> tuple[LiveSite, Any]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from sightlens._types import Positions
 from sightlens.families.compat import cached_length
+from sightlens.interventions import Phase
 from sightlens.layout import Layout, TokenSet
 
 
@@ -62,16 +63,17 @@ class Window:
         """Whether the window lies behind the prompt, among generated positions."""
         return self.start > 0 and all(self.start >= layout.length for layout in self.layouts)
 
-    def inside(self, tokens: TokenSet, *, generated: bool) -> tuple[Positions, Positions]:
+    def inside(self, tokens: TokenSet, phases: Sequence[Phase]) -> tuple[Positions, Positions]:
         """Return a token set's absolute positions inside the window, in the set's order, and their index in the set.
 
         Args:
             tokens: on the layout of a row.
-            generated: whether with generated positions, if the set takes them; their index is -1.
+            phases: ``"prefill"`` for positions of the prompt, ``"decode"`` for generated ones that the set takes in; the index
+                of those is -1.
         """
-        chosen = tokens.positions
+        chosen = tokens.positions if "prefill" in phases else tokens.positions[:0]
         held = (chosen >= self.start) & (chosen < self.stop)
-        new = np.arange(max(self.start, len(tokens.mask)), self.stop if generated and tokens.generated else 0)
+        new = np.arange(max(self.start, len(tokens.mask)), self.stop if "decode" in phases and tokens.generated else 0)
         return np.concatenate([chosen[held], new]), np.concatenate([np.flatnonzero(held), np.full(len(new), -1)])
 
     def queries(self, tokens: TokenSet) -> Positions:
