@@ -12,6 +12,7 @@ from sightlens.layout import Layout
 from sightlens.model import HookedVLM
 
 FLOPS_PER_WEIGHT = 2
+PASS = 250_000_000
 
 
 def _weights(modules: Iterable[nn.Module]) -> int:
@@ -30,7 +31,8 @@ class ModelCost:
         tower: weights of the vision tower; ``projector`` those of the projector.
         tower_pair: operations per query-key pair, over all layers of the tower.
         pair: operations per query-key pair in one layer of the language model.
-        kv: numbers kept per position and layer; ``width`` of the residual stream; ``inner`` widest activation of a layer.
+        kv: numbers kept per position and layer; ``width`` of the residual stream; ``itemsize`` bytes per number.
+        accelerated: whether it runs on something other than the CPU.
     """
 
     layers: int
@@ -46,6 +48,7 @@ class ModelCost:
     width: int
     heads: int
     itemsize: int
+    accelerated: bool
 
     @classmethod
     def of(cls, model: HookedVLM) -> ModelCost:
@@ -71,16 +74,35 @@ class ModelCost:
             width=model.cfg.d_model,
             heads=sites.n_heads,
             itemsize=model.hf.dtype.itemsize,
+            accelerated=model.device.type != "cpu",
         )
 
-    def decoder(self, point: Point, queries: int, keys: int) -> int:
-        """Return the operations of one row from a point on, for so many queries."""
-        per_position = self.attention + self.mlp
+    def decoder(self, point: Point, queries: int, keys: int, *, read: int | None = None) -> int:
+        """Return the operations of one row from a point on.
+
+        Args:
+            point: where it starts.
+            queries: positions that are computed.
+            keys: positions that are attended to.
+            read: positions at which the last MLP runs; all when None.
+        """
         whole = self.layers - point.layer - 1 + (point.stage is Stage.WHOLE_LAYER)
-        operations = whole * queries * (FLOPS_PER_WEIGHT * per_position + self.pair * keys)
+        attention = whole * queries * (FLOPS_PER_WEIGHT * self.attention + self.pair * keys)
         if point.stage is Stage.AFTER_ATTENTION:
-            operations += FLOPS_PER_WEIGHT * queries * (self.output + self.mlp)
-        return operations
+            attention += FLOPS_PER_WEIGHT * queries * self.output
+        mlps = whole + (point.stage is Stage.AFTER_ATTENTION)
+        spared = 0 if read is None or mlps == 0 else queries - read
+        return attention + FLOPS_PER_WEIGHT * self.mlp * (mlps * queries - spared)
+
+    @property
+    def free_positions(self) -> int:
+        """How many more positions a row may run for the price of another pass.
+
+        Another pass reads every weight again, which costs a CPU as much as some ten positions and a GPU some hundred, and calls
+        every module again, which costs some ``PASS`` operations.
+        """
+        per_position = FLOPS_PER_WEIGHT * self.layers * (self.attention + self.mlp)
+        return (256 if self.accelerated else 16) + PASS // per_position
 
     def unembedding(self, positions: int) -> int:
         """Return the operations of reading logits."""

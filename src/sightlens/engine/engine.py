@@ -70,7 +70,7 @@ class Engine:
             InterventionError, HookError, SelectorError: when an intervention does not fit.
         """
         chosen = [range(len(prompt))] * len(cells) if examples is None else examples
-        plan = schedule(cells, chosen, prompt.layouts, self.model.sites)
+        plan = schedule(cells, chosen, prompt.layouts, self.model.sites, free=self._resources.cost.free_positions)
         return Plan(self.model, prompt, plan, read_positions(prompt, reads), donors or {}, self._resources)
 
 

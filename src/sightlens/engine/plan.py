@@ -172,7 +172,8 @@ class Plan:
         like = next(sites.decoder.parameters())
         hidden, *z = (self.prefix.state(name, examples, span=slice(one.position, stop), like=like) for name in one.names)
         arguments = window_arguments(self.prefix.arguments, examples, start=one.position, stop=stop)
-        with stepping_over(sites, one.point, z[0].flatten(2) if z else None):
+        read = [position - one.position for position in self.reads if one.position <= position < stop]
+        with stepping_over(sites, one.point, z[0].flatten(2) if z else None, read=read):
             return sites.decoder(inputs_embeds=hidden, **arguments, **{cache_keyword(): cache}, use_cache=True).last_hidden_state
 
     def _logits(self, one: Pass, jobs: Sequence[Job]) -> Float[Tensor, "row read vocab"]:

@@ -16,7 +16,6 @@ from sightlens.model.rows import Row
 from sightlens.model.sites import Sites
 
 Cells = Sequence[Sequence[Intervention]]
-FREE_POSITIONS, FREE_SHARE = 16, 0.1
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Schedule:
         return tuple(dict.fromkeys(name for one in self.passes for name in one.names))
 
 
-def schedule(cells: Cells, examples: Sequence[Sequence[int]], layouts: Sequence[Layout], sites: Sites) -> Schedule:
+def schedule(cells: Cells, examples: Sequence[Sequence[int]], layouts: Sequence[Layout], sites: Sites, *, free: int) -> Schedule:
     """Sort jobs into passes.
 
     Args:
@@ -86,6 +85,7 @@ def schedule(cells: Cells, examples: Sequence[Sequence[int]], layouts: Sequence[
         examples: which examples of the prompt each cell runs on.
         layouts: of the prompt's examples.
         sites: of the model.
+        free: jobs whose first positions are no further apart share a pass.
 
     Raises:
         EngineError: without cells, or with an example that the prompt does not have.
@@ -105,8 +105,7 @@ def schedule(cells: Cells, examples: Sequence[Sequence[int]], layouts: Sequence[
                 whole.append((job, start.reason))
             else:
                 starts.setdefault(start.point, []).append((start.position, job))
-    length = layouts[0].length
-    passes = [one for point in sorted(starts) for one in _grouped(point, starts[point], length)]
+    passes = [one for point in sorted(starts) for one in _grouped(point, starts[point], free)]
     return Schedule(tuple(passes), tuple(clean), tuple(whole))
 
 
@@ -117,11 +116,11 @@ def _check(cells: Cells, examples: Sequence[Sequence[int]], count: int) -> None:
         raise EngineError(f"for each of {len(cells)} cells, examples below {count}", f"{examples}", "Leave examples= out for all of them.")
 
 
-def _grouped(point: Point, starts: Sequence[tuple[int, Job]], length: int) -> list[Pass]:
-    """Join jobs that start at nearly the same position: a few more positions cost less than another pass."""
+def _grouped(point: Point, starts: Sequence[tuple[int, Job]], free: int) -> list[Pass]:
+    """Join jobs that start at nearly the same position."""
     passes: list[Pass] = []
     for position, job in sorted(starts, key=lambda start: start[0]):
-        if passes and position - passes[-1].position <= max(FREE_POSITIONS, FREE_SHARE * (length - position)):
+        if passes and position - passes[-1].position <= free:
             last = passes.pop()
             passes.append(Pass(point, last.position, (*last.jobs, job)))
         else:
@@ -162,8 +161,9 @@ def explain(cost: ModelCost, plan: Schedule, layouts: Sequence[Layout], reading:
     planned = sum(vision) + len(layouts) * (full + cost.unembedding(read)) + len(jobs) * steps
     planned += sum(vision[job.row.example] + full + cost.unembedding(read) for job, _ in plan.whole)
     for one in plan.passes:
-        own = sum(position >= one.position for position in reading.positions)
-        planned += len(one.jobs) * (cost.decoder(one.point, length - one.position, length) + cost.unembedding(own))
+        own = 0 if reading.new_tokens else sum(position >= one.position for position in reading.positions)
+        operations = cost.decoder(one.point, length - one.position, length, read=own) + cost.unembedding(own)
+        planned += len(one.jobs) * operations
     kept = kept_bytes(cost, layouts, plan.names, reading)
     each = {one: row_bytes(cost, one.position, length, reading) for one in plan.passes}
     rows = {one: max(1, min(len(one.jobs), (memory - kept) // size)) for one, size in each.items()}

@@ -29,12 +29,18 @@ class Sites:
         self.window = Window.of(self.decoder)
         patterns = [point for point in self.points.values() if point.site.layer is not None and point.site.name.endswith("hook_pattern")]
         self._attention = [point.module for point in patterns]
+        self._hf = hf
         self.n_heads: int = self.points["blocks.0.attn.hook_z"].site.tap.heads  # type: ignore[union-attr]
 
     @property
     def n_layers(self) -> int:
         """Layers of the language model."""
         return len(self._attention)
+
+    def mlp(self, layer: int) -> tuple[nn.Module, list[LiveSite]]:
+        """Return the MLP of a language-model layer, and the hook points inside it."""
+        inner = [point for name, point in self.points.items() if name.startswith(f"blocks.{layer}.mlp.")]
+        return self._hf.get_submodule(inner[0].site.module.rpartition(".")[0]), inner
 
     def attention_module(self, layer: int) -> nn.Module:
         """Return the attention module of a language-model layer."""
