@@ -13,6 +13,7 @@ from tests.conftest import hooked, picture
 from tests.tiny import VARIANTS
 
 from sightlens.errors import StoreError, StudyError
+from sightlens.experiments import study as study_module
 from sightlens.experiments import (
     AnswerLikelihood,
     Cell,
@@ -77,7 +78,7 @@ def test_values_are_those_of_running_each_trial_by_hand(vlm):
 
 def test_batch_size_does_not_change_the_records(vlm):
     runs = [Study("s", CELLS, trials()).run(vlm, batch_size=size, progress=False) for size in (1, 2, 16)]
-    assert len({tuple(record.extras["trials"][k]["text"] for record in run.records for k in range(6)) for run in runs}) == 1
+    assert len({tuple(record.notes[k]["text"] for record in run.records for k in range(6)) for run in runs}) == 1
     first, *others = (vectors(run.records) for run in runs)
     for other in others:
         assert all(np.array_equal(first[key], other[key], equal_nan=True) for key in first)
@@ -85,27 +86,30 @@ def test_batch_size_does_not_change_the_records(vlm):
 
 
 def test_a_stopped_study_goes_on_and_repeats_nothing(vlm, tmp_path, monkeypatch):
-    study = Study("s", CELLS, trials(1), AnswerLikelihood())
+    study = Study("s", CELLS, trials(2), AnswerLikelihood())
     whole = study.run(vlm, progress=False)
-    calls = []
-    original = AnswerLikelihood.measure
+    measured, original = [], AnswerLikelihood.measure
 
-    def counted(self, model, prompt, asked, interventions):
-        calls.append(interventions)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return original(self, model, prompt, asked, interventions)
+    def counted(self, engine, prompt, asked, cells):
+        for cell, numbers in original(self, engine, prompt, asked, cells):
+            if len(measured) == 4 and not again:
+                raise KeyboardInterrupt
+            measured.append((str(cells[cell].interventions), *(asked[k].id for k in cells[cell].trials)))
+            yield cell, numbers
 
+    again = False
     monkeypatch.setattr(AnswerLikelihood, "measure", counted)
+    monkeypatch.setattr(study_module, "FLUSH_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
-        study.run(vlm, store=tmp_path / "run", progress=False)
-    before = len(calls)
-    again = study.run(vlm, store=tmp_path / "run", progress=False)
-    assert len(calls) - before == 4  # two batches in each of the two cells that were left
-    assert vectors(again.records).keys() == vectors(whole.records).keys()
-    assert all(np.allclose(value, vectors(again.records)[key], atol=1e-6) for key, value in vectors(whole.records).items())
+        study.run(vlm, store=tmp_path / "run", progress=False, batch_size=1)
+    again = True
+    rest = study.run(vlm, store=tmp_path / "run", progress=False, batch_size=1)
+    assert len(measured) == len(set(measured)) == 12  # three cells on four trials, each once
+    assert vectors(rest.records).keys() == vectors(whole.records).keys()
+    assert all(np.allclose(value, vectors(rest.records)[key], atol=1e-5) for key, value in vectors(whole.records).items())
+    assert [record.examples for record in rest.records] == [record.examples for record in whole.records]
     study.run(vlm, store=tmp_path / "run", progress=False)
-    assert len(calls) - before == 4
+    assert len(measured) == 12
 
 
 def test_another_model_or_study_is_refused_by_the_store(vlm, tmp_path):
@@ -127,7 +131,7 @@ def test_trials_on_which_nothing_is_selected_are_kept_as_missing(vlm):
     result = Study("s", cells, asked, AnswerLikelihood()).run(vlm, progress=False)
     assert not any(math.isnan(v) for v in result.records[0].values["logprob"])
     assert all(math.isnan(v) for v in result.records[1].values["logprob"])
-    assert "selects nothing" in result.records[1].extras["trials"][0]["left_out"]
+    assert "selects nothing" in result.records[1].notes[0]["left_out"]
     summary = result.summary()
     assert summary[(summary["p"] == -5)]["missing"].tolist() == [4, 4]
 

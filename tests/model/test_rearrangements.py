@@ -227,4 +227,4 @@ def test_a_study_leaves_out_trials_that_cannot_be_shuffled():
     values = {record.coordinates["at"]: record.values["logprob"] for record in records}
     assert np.isnan(values["shuffled"]).tolist() == [True, False]
     assert values["shuffled"][1] != values["none"][1]
-    assert "two or more tokens" in records[1].extras["trials"][0]["left_out"]
+    assert "two or more tokens" in records[1].notes[0]["left_out"]

@@ -36,9 +36,9 @@ def test_records_come_back(store):
     store.append([record(0), record(1)])
     store.append([record(0, "random")])
     store.append([])
-    assert store.done() == {record(0).cell, record(1).cell, record(0, "random").cell}
-    assert record(1).cell in store
-    assert record(2).cell not in store
+    assert {cell: set(examples) for cell, examples in store.done().items()} == {
+        made.cell: {"a", "b", "c"} for made in (record(0), record(1), record(0, "random"))
+    }
     expected = [record(0), record(1), record(0, "random")]
     assert [repr(found) for found in store.read().records] == [repr(made) for made in expected]
 
@@ -48,7 +48,7 @@ def test_a_cell_is_kept_once(store):
     for batch in ([record(0)], [record(1), record(1)], [record(2), record(0)]):
         with pytest.raises(StoreError, match="layer"):
             store.append(batch)
-    assert store.done() == {record(0).cell}  # a refused batch leaves nothing behind
+    assert set(store.done()) == {record(0).cell}  # a refused batch leaves nothing behind
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_reopened_folder_goes_on(tmp_path):
     with FolderStore(tmp_path, MANIFEST) as store:
         store.append([record(0)])
     with FolderStore(tmp_path, MANIFEST) as store:
-        assert store.done() == {record(0).cell}
+        assert set(store.done()) == {record(0).cell}
         store.append([record(1)])
     assert [found.coordinates["layer"] for found in read_store(tmp_path).records] == [0, 1]
 
@@ -136,16 +136,43 @@ def test_deleting_a_damaged_part_repeats_its_cells_only(tmp_path):
         FolderStore(tmp_path, MANIFEST)
     path.unlink()
     with FolderStore(tmp_path, MANIFEST) as store:
-        assert store.done() == {record(1).cell}
+        assert set(store.done()) == {record(1).cell}
         store.append([record(0)])
         assert len(store.read().records) == 2
+
+
+def batch(examples, **changes):
+    """Some examples of one cell."""
+    values = {"iou": tuple(float(ord(name)) for name in examples)}
+    notes = tuple({"text": name * 2} for name in examples)
+    return record(0, examples=tuple(examples), values=values, notes=notes, **changes)
+
+
+def test_a_cell_may_come_in_batches_of_examples(store):
+    newer = dataclasses.replace(PROVENANCE, versions=(("torch", "2.14"),))
+    store.append([batch("ab")])
+    store.append([record(1)])
+    store.append([batch("c", provenance=newer)])
+    first, second = store.read().records
+    assert (first.examples, first.values["iou"]) == (("a", "b", "c"), (97.0, 98.0, 99.0))
+    assert [note["text"] for note in first.notes] == ["aa", "bb", "cc"]
+    assert "2.14" in first.provenance.warnings[-1]
+    assert repr(second) == repr(record(1))
+    assert set(store.done()[first.cell]) == {"a", "b", "c"}
+    with pytest.raises(StoreError, match="not measured before"):
+        store.append([batch("bd")])
+
+
+def test_notes_are_one_per_example():
+    with pytest.raises(StoreError, match="one per example"):
+        record(0, notes=({},))
 
 
 def test_a_cell_in_two_parts_is_refused(tmp_path):
     with FolderStore(tmp_path, MANIFEST) as store:
         store.append([record(0)])
     parts.write_part(tmp_path, [record(0)], number=1)
-    with pytest.raises(StoreError, match="each cell once"):
+    with pytest.raises(StoreError, match="each example of a cell once"):
         read_store(tmp_path)
 
 

@@ -25,7 +25,7 @@ def measure(folder: Path, pause: float) -> None:
     """Measure what is not done yet, one part per cell, and log each cell that is measured."""
     with FolderStore(folder, MANIFEST) as store, (folder / "log.txt").open("a") as log:
         for layer in range(CELLS):
-            if record(layer).cell not in store:
+            if record(layer).cell not in store.done():
                 time.sleep(pause)
                 store.append([record(layer)])
                 log.write(f"{layer}\n")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sightlens.engine.engine import Engine
+from sightlens.engine.engine import Engine, Reads
 from sightlens.engine.explanation import Explanation
 from sightlens.engine.plan import Plan
 from sightlens.engine.prefix import Keep
 
-__all__ = ["Engine", "Explanation", "Keep", "Plan"]
+__all__ = ["Engine", "Explanation", "Keep", "Plan", "Reads"]

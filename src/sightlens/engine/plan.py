@@ -85,10 +85,10 @@ class Plan:
             InterventionError: when an intervention touched nothing.
             EngineError: when not even one row fits the memory.
         """
-        found = dict(self.stream(gradients=gradients))
+        found = dict(self.stream_logits(gradients=gradients))
         return [found[cell] for cell in sorted(found)]
 
-    def stream(self, *, gradients: bool = False) -> Iterator[tuple[int, Float[Tensor, "example read vocab"]]]:
+    def stream_logits(self, *, gradients: bool = False) -> Iterator[tuple[int, Float[Tensor, "example read vocab"]]]:
         """Yield each cell and its logits as soon as all its examples are done, in any order; see :meth:`logits`."""
         gathered = _Gathered(self.schedule.jobs)
         for job in self.schedule.clean:
@@ -104,7 +104,6 @@ class Plan:
                 logits = self.model.hf(**self.prompt.tensors, use_cache=False, logits_to_keep=read).logits
             yield from _stacked(gathered.add(jobs, [logits[job.row.example] for job in jobs]))
 
-    @torch.no_grad()
     def generate(self, *, max_new_tokens: int = 64, options: Mapping[str, Any] | None = None) -> list[list[str]]:
         """Generate greedily under every cell: the same tokens as ``model.generate``, prefill shared, many rows per step.
 
@@ -119,22 +118,25 @@ class Plan:
             EngineError: for sampling, beams, or too little memory.
             InterventionError: when an intervention touched nothing.
         """
+        found = dict(self.stream_texts(max_new_tokens=max_new_tokens, options=options))
+        return [found[cell] for cell in sorted(found)]
+
+    def stream_texts(self, *, max_new_tokens: int = 64, options: Mapping[str, Any] | None = None) -> Iterator[tuple[int, list[str]]]:
+        """Yield each cell and its texts as soon as all its examples are done, in any order; see :meth:`generate`."""
         settings = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1, "use_cache": True, **(options or {})}
         if settings["do_sample"] or settings["num_beams"] != 1 or not settings["use_cache"]:
             raise EngineError("greedy generation with a cache", f"{dict(options or {})}", "Use model.generate, one cell at a time.")
         gathered = _Gathered(self.schedule.jobs)
-        found: dict[int, list[str]] = {}
         last = self.prompt.layouts[0].length - 1
         passes = (*self.schedule.passes, Pass(Point(0, Stage.WHOLE_LAYER), last, self.schedule.clean))
         rows = self._rows_at_once(min(one.position for one in passes), Reading(self.reads, max_new_tokens))
         jobs = [(one, job) for one in passes for job in one.jobs]
         for batch, texts in in_batches(jobs, rows, partial(self._texts, settings=settings)):
-            found.update(gathered.add([job for _, job in batch], texts))
+            yield from gathered.add([job for _, job in batch], texts)
         for whole in self.schedule.whole_cells():
             with self._whole(whole):
                 texts = self._decode(self.prompt.generation_inputs(), settings)
-            found.update(gathered.add(whole, [texts[job.row.example] for job in whole]))
-        return [found[cell] for cell in sorted(found)]
+            yield from gathered.add(whole, [texts[job.row.example] for job in whole])
 
     def _rows_at_once(self, position: int, reading: Reading) -> int:
         cost, length = self.resources.cost, self.prompt.layouts[0].length
@@ -187,6 +189,7 @@ class Plan:
         before = self.prefix.logits[examples][:, : len(self.reads) - len(own)]
         return torch.cat([before, logits], dim=1)
 
+    @torch.no_grad()
     def _texts(self, batch: Sequence[tuple[Pass, Job]], *, settings: Mapping[str, Any]) -> list[str]:
         """Generate for some rows: each pass fills its rows' caches up to the last position of the prompt, then all decode."""
         touched, caches = Touched(), []
@@ -210,6 +213,7 @@ class Plan:
         finish(cache, last, next(self.model.sites.decoder.parameters()))
         return cache
 
+    @torch.no_grad()
     def _decode(self, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
         ids = self.model.hf.generate(**inputs, **settings)  # pyright: ignore[reportCallIssue]  # not every PreTrainedModel has it
         return self.model.tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

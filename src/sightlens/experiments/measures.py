@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
+from sightlens.engine import Engine, Plan, Reads
 from sightlens.errors import StudyError
 from sightlens.experiments.trial import Trial
 from sightlens.families import Prompt
@@ -24,18 +25,35 @@ class Measured:
     """Numbers per metric and trial, and what else is worth keeping per trial."""
 
     values: Mapping[str, list[float]]
-    extras: list[dict[str, Any]]
+    notes: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class CellTrials:
+    """What is done to the model in a cell, and on which trials of a batch."""
+
+    interventions: tuple[Intervention, ...]
+    trials: tuple[int, ...]
 
 
 class Measure(ABC):
-    """A way to turn a batch of trials into numbers."""
+    """A way to turn a batch of trials into numbers, for many cells at once."""
 
     kind: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def measure(self, model: HookedVLM, prompt: Prompt, trials: Sequence[Trial], interventions: Sequence[Intervention]) -> Measured:
-        """Measure a batch; ``prompt`` holds exactly these trials."""
+    def measure(
+        self, engine: Engine, prompt: Prompt, trials: Sequence[Trial], cells: Sequence[CellTrials]
+    ) -> Iterator[tuple[int, Measured]]:
+        """Measure a batch; yield each cell's index and numbers as soon as it is done, in any order.
+
+        Args:
+            engine: with the model.
+            prompt: holds exactly these trials.
+            trials: of the batch.
+            cells: what is done, and to which of the trials.
+        """
 
     def group(self, model: HookedVLM, trial: Trial) -> int:
         """Return a number; only trials with equal ones share a batch."""
@@ -44,6 +62,10 @@ class Measure(ABC):
     def describe(self) -> dict[str, Any]:
         """Return the settings as JSON data."""
         return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
+
+
+def _plan(engine: Engine, prompt: Prompt, cells: Sequence[CellTrials], reads: Reads) -> Plan:
+    return engine.plan(prompt, [cell.interventions for cell in cells], reads=reads, examples=[cell.trials for cell in cells])
 
 
 @dataclass(frozen=True)
@@ -60,11 +82,15 @@ class GeneratedAnswer(Measure):
     max_new_tokens: int = 16
     loc: LocMetric = field(default_factory=LocMetric)
 
-    def measure(self, model: HookedVLM, prompt: Prompt, trials: Sequence[Trial], interventions: Sequence[Intervention]) -> Measured:
+    def measure(
+        self, engine: Engine, prompt: Prompt, trials: Sequence[Trial], cells: Sequence[CellTrials]
+    ) -> Iterator[tuple[int, Measured]]:
         """Generate for the batch and score each answer."""
-        texts = model.generate(prompt, interventions=interventions, max_new_tokens=self.max_new_tokens)
-        scores = [self._score(model, trial, text) for trial, text in zip(trials, texts, strict=True)]
-        return Measured({name: [score.get(name, NAN) for score in scores] for name in self.metrics}, [{"text": text} for text in texts])
+        for cell, texts in _plan(engine, prompt, cells, "last").stream_texts(max_new_tokens=self.max_new_tokens):
+            asked = [trials[index] for index in sorted(cells[cell].trials)]
+            scores = [self._score(engine.model, trial, text) for trial, text in zip(asked, texts, strict=True)]
+            values = {name: [score.get(name, NAN) for score in scores] for name in self.metrics}
+            yield cell, Measured(values, [{"text": text} for text in texts])
 
     def _score(self, model: HookedVLM, trial: Trial, text: str) -> dict[str, float]:
         if trial.question.kind == "localization":
@@ -90,19 +116,21 @@ class AnswerLikelihood(Measure):
         """Batch answers of equally many tokens."""
         return len(model.tokenizer(trial.answer(model.box_format), add_special_tokens=False)["input_ids"])
 
-    @torch.no_grad()
-    def measure(self, model: HookedVLM, prompt: Prompt, trials: Sequence[Trial], interventions: Sequence[Intervention]) -> Measured:
+    def measure(
+        self, engine: Engine, prompt: Prompt, trials: Sequence[Trial], cells: Sequence[CellTrials]
+    ) -> Iterator[tuple[int, Measured]]:
         """Run the batch with its answers appended."""
+        model = engine.model
         answers = [trial.answer(model.box_format) for trial in trials]
         taught = model.with_answers(prompt, answers)
-        start = prompt.tensors["input_ids"].shape[1]
-        ids = taught.tensors["input_ids"][:, start:]
-        logprobs = answer_logprobs(model(taught, interventions=interventions), ids, prompt_len=start).double().cpu()
+        ids = taught.tensors["input_ids"][:, prompt.tensors["input_ids"].shape[1] :]
         keep = torch.stack([self._keep(model, trial, row.tolist()) for trial, row in zip(trials, ids, strict=True)])
-        total, count = (logprobs * keep).sum(-1), keep.sum(-1)
-        return Measured(
-            {"logprob": total.tolist(), "perplexity": (-total / count).exp().tolist()}, [{"answer": answer} for answer in answers]
-        )
+        for cell, logits in _plan(engine, taught, cells, "answer").stream_logits():
+            chosen = sorted(cells[cell].trials)
+            logprobs = answer_logprobs(logits, ids[chosen], prompt_len=1).double().cpu()
+            total, count = (logprobs * keep[chosen]).sum(-1), keep[chosen].sum(-1)
+            values = {"logprob": total.tolist(), "perplexity": (-total / count).exp().tolist()}
+            yield cell, Measured(values, [{"answer": answers[index]} for index in chosen])
 
     def _keep(self, model: HookedVLM, trial: Trial, ids: list[int]) -> torch.Tensor:
         if trial.question.kind != "localization":

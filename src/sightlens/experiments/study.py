@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,8 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
+from sightlens.engine import Engine
 from sightlens.errors import SelectorError, StudyError, listing
-from sightlens.experiments.measures import GeneratedAnswer, Measure, Measured
+from sightlens.experiments.measures import CellTrials, GeneratedAnswer, Measure, Measured
 from sightlens.experiments.outcome import Outcome
 from sightlens.experiments.trial import Trial
 from sightlens.families import Prompt
@@ -26,7 +28,8 @@ from sightlens.model.fingerprint import fingerprint
 from sightlens.store import Coordinate, Manifest, Provenance, Record, cell_key, open_store
 
 KEEP_BYTES = 2**31
-Tick = Callable[[], None]
+Advance = Callable[[int], None]
+FLUSH_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,22 @@ class Study:
         """Return the study with another measure."""
         return replace(self, measure=measure)
 
-    def run(self, model: HookedVLM, *, store: str | Path | None = None, batch_size: int = 16, progress: bool = True) -> Outcome:
-        """Measure every cell that the store does not hold yet.
+    def run(
+        self,
+        model: HookedVLM,
+        *,
+        store: str | Path | None = None,
+        batch_size: int = 16,
+        memory: str | int = "4GB",
+        progress: bool = True,
+    ) -> Outcome:
+        """Measure every trial of every cell that the store does not hold yet, with the engine.
 
         Args:
             model: with the donors that the interventions name.
             store: a folder; a killed run goes on there. In memory when None.
             batch_size: trials at once; it changes speed, not numbers.
+            memory: budget of the engine beside the model.
             progress: whether to show a progress bar.
 
         Returns:
@@ -119,49 +131,64 @@ class Study:
         """
         cells = self.cells if isinstance(self.cells, tuple) else self.cells.expand(model.cfg.n_layers)
         _check_cells(cells)
-        batches = Batches(model, self, batch_size=batch_size)
+        engine, batches = Engine(model, memory=memory), Batches(model, self, batch_size=batch_size)
         provenance = self._provenance(model, batches)
         with open_store(store, Manifest.of(self.name, self._definition(cells), provenance=provenance)) as records:
-            todo = [cell for cell in cells if cell_key(cell.coordinates) not in records]
-            with _bar(self.name, len(todo) * len(batches), shown=progress) as tick:
-                for cell in todo:
-                    records.append([self._measure(model, cell, batches, provenance=provenance, tick=tick)])
+            done = {cell: frozenset(examples) for cell, examples in records.done().items()}
+            with _bar(self.name, len(cells) * len(self.trials), shown=progress) as advance:
+                for batch in batches:
+                    for found in _flushed(self._measure(engine, cells, batch, done=done, provenance=provenance)):
+                        records.append(found)
+                        advance(sum(len(record.examples) for record in found))
             x = self.axes.x or next(iter(cells[0].coordinates))
-            return Outcome(records.read().records, x, self.axes.group, self.axes.repeats)
+            order = {cell_key(cell.coordinates): place for place, cell in enumerate(cells)}
+            ordered = sorted(records.read().records, key=lambda record: order[record.cell])
+            return Outcome(tuple(map(self._in_order, ordered)), x, self.axes.group, self.axes.repeats)
 
-    def _measure(self, model: HookedVLM, cell: Cell, batches: Batches, *, provenance: Provenance, tick: Tick) -> Record:
-        rows: dict[str, tuple[dict[str, float], dict[str, Any]]] = {}
-        for batch in batches:
-            rows.update(self._measure_batch(model, cell, batch, batches=batches))
-            tick()
-        return self._record(cell, [(trial.id, *rows[trial.id]) for trial in self.trials], provenance)
+    def _measure(
+        self, engine: Engine, cells: Sequence[Cell], batch: Batch, *, done: Mapping[str, frozenset[str]], provenance: Provenance
+    ) -> Iterator[Record]:
+        """Measure what is not done of a batch, and yield each cell's record as soon as there is one.
 
-    def _measure_batch(
-        self, model: HookedVLM, cell: Cell, batch: Batch, *, batches: Batches
-    ) -> dict[str, tuple[dict[str, float], dict[str, Any]]]:
-        """Measure a batch, leaving out trials on which an intervention selects nothing; they keep NaN and the reason."""
-        reasons = [_unusable(cell, layout) for layout in batch.prompt.layouts]
-        usable = tuple(trial for trial, reason in zip(batch.trials, reasons, strict=True) if reason is None)
-        found: dict[str, tuple[dict[str, float], dict[str, Any]]] = {
-            trial.id: (dict.fromkeys(self.measure.metrics, float("nan")), {"left_out": reason})
-            for trial, reason in zip(batch.trials, reasons, strict=True)
-            if reason is not None
-        }
-        if usable:
-            prompt = batch.prompt if len(usable) == len(batch.trials) else batches.prepare(usable)
-            measured: Measured = self.measure.measure(model, prompt, usable, cell.interventions)
-            for k, trial in enumerate(usable):
-                found[trial.id] = ({name: values[k] for name, values in measured.values.items()}, measured.extras[k])
-        return found
+        Trials on which an intervention selects nothing are not run; they get NaN and the reason.
+        """
+        todo: list[tuple[Cell, CellTrials]] = []
+        for cell in cells:
+            known = done.get(cell_key(cell.coordinates), frozenset())
+            new = [k for k, trial in enumerate(batch.trials) if trial.id not in known]
+            reasons = {k: reason for k in new if (reason := _unusable(cell, batch.prompt.layouts[k])) is not None}
+            if reasons:
+                yield self._record(cell, [batch.trials[k] for k in reasons], self._missing(list(reasons.values())), provenance)
+            if len(new) > len(reasons):
+                todo.append((cell, CellTrials(cell.interventions, tuple(k for k in new if k not in reasons))))
+        if todo:
+            for index, measured in self.measure.measure(engine, batch.prompt, batch.trials, [run for _, run in todo]):
+                cell, run = todo[index]
+                yield self._record(cell, [batch.trials[k] for k in run.trials], measured, provenance)
 
-    def _record(self, cell: Cell, rows: Sequence[tuple[str, Mapping[str, float], Mapping[str, Any]]], provenance: Provenance) -> Record:
+    def _missing(self, reasons: Sequence[str]) -> Measured:
+        return Measured(
+            {name: [float("nan")] * len(reasons) for name in self.measure.metrics}, [{"left_out": reason} for reason in reasons]
+        )
+
+    def _record(self, cell: Cell, trials: Sequence[Trial], measured: Measured, provenance: Provenance) -> Record:
         return Record(
             study=self.name,
             coordinates=cell.coordinates,
-            examples=tuple(row[0] for row in rows),
-            values={name: [row[1][name] for row in rows] for name in self.measure.metrics},
+            examples=tuple(trial.id for trial in trials),
+            values={name: measured.values[name] for name in self.measure.metrics},
             provenance=provenance,
-            extras={"interventions": [i.to_dict() for i in cell.interventions], "trials": [dict(row[2]) for row in rows]},
+            extras={"interventions": [intervention.to_dict() for intervention in cell.interventions]},
+            notes=tuple(measured.notes),
+        )
+
+    def _in_order(self, record: Record) -> Record:
+        """Return a record with its examples in the order of the trials, whatever batches they came in."""
+        place = {example: k for k, example in enumerate(record.examples)}
+        order = [place[trial.id] for trial in self.trials]
+        values = {name: [numbers[k] for k in order] for name, numbers in record.values.items()}
+        return replace(
+            record, examples=tuple(trial.id for trial in self.trials), values=values, notes=tuple(record.notes[k] for k in order)
         )
 
     def _definition(self, cells: Sequence[Cell]) -> dict[str, Any]:
@@ -247,9 +274,21 @@ class Batches:
         return prompt.with_objects([trial.mask for trial in trials])
 
 
+def _flushed(records: Iterator[Record]) -> Iterator[list[Record]]:
+    """Group records that come within some seconds, so that little is lost when the process dies and parts stay few."""
+    waiting, started = [], time.monotonic()
+    for record in records:
+        waiting.append(record)
+        if time.monotonic() - started > FLUSH_SECONDS:
+            yield waiting
+            waiting, started = [], time.monotonic()
+    if waiting:
+        yield waiting
+
+
 @contextmanager
-def _bar(name: str, total: int, *, shown: bool) -> Iterator[Tick]:
-    columns = (*Progress.get_default_columns()[:-1], TimeRemainingColumn(), TextColumn("{task.completed}/{task.total} batches"))
+def _bar(name: str, total: int, *, shown: bool) -> Iterator[Advance]:
+    columns = (*Progress.get_default_columns()[:-1], TimeRemainingColumn(), TextColumn("{task.completed}/{task.total} trials"))
     with Progress(*columns, disable=not shown) as progress:
         yield partial(progress.advance, progress.add_task(name, total=total))
 

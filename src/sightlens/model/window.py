@@ -46,13 +46,13 @@ class Window:
 
     @contextmanager
     def showing(self, layouts: Sequence[Layout], examples: Sequence[int]) -> Iterator[None]:
-        """Say what the rows of the coming passes are, while the context is open."""
-        before = self.layouts, self.examples
+        """Say what the rows of the coming passes are, while the context is open; then describe the pass outside of it again."""
+        before = self.layouts, self.examples, self.start, self.stop
         self.layouts, self.examples = tuple(layouts), tuple(examples)
         try:
             yield
         finally:
-            self.layouts, self.examples = before
+            self.layouts, self.examples, self.start, self.stop = before
 
     def snapshot(self) -> Window:
         """Return this pass's window, which later passes do not move."""

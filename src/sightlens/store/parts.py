@@ -23,6 +23,7 @@ SCHEMA = pa.schema(
         ("examples", pa.list_(pa.string())),
         ("values", pa.map_(pa.string(), pa.list_(pa.float64()))),
         ("extras", pa.string()),
+        ("notes", pa.list_(pa.string())),
         ("provenance", pa.string()),
     ]
 )
@@ -70,13 +71,14 @@ def part_number(path: Path) -> int:
     return int(path.name.split("-")[1])
 
 
-def read_cells(path: Path) -> list[str]:
-    """Return the keys of the cells in a part.
+def read_cells(path: Path) -> list[tuple[str, list[str]]]:
+    """Return the key of the cell and the examples of each record in a part.
 
     Raises:
         StoreError: when the part is damaged.
     """
-    return _load(path, ["cell"]).column("cell").to_pylist()
+    table = _load(path, ["cell", "examples"])
+    return list(zip(table.column("cell").to_pylist(), table.column("examples").to_pylist(), strict=True))
 
 
 def read_part(path: Path) -> list[Record]:
@@ -112,6 +114,7 @@ def _row(record: Record) -> dict[str, object]:
         "examples": list(record.examples),
         "values": [(metric, list(numbers)) for metric, numbers in record.values.items()],
         "extras": json.dumps(dict(record.extras), ensure_ascii=False),
+        "notes": [json.dumps(dict(note), ensure_ascii=False) for note in record.notes],
         "provenance": record.provenance.to_json(),
     }
 
@@ -123,5 +126,6 @@ def _record(row: dict) -> Record:
         examples=tuple(row["examples"]),
         values={metric: tuple(numbers) for metric, numbers in row["values"]},
         extras=json.loads(row["extras"]),
+        notes=tuple(map(json.loads, row["notes"])),
         provenance=Provenance.from_json(row["provenance"]),
     )

@@ -43,7 +43,8 @@ class Record:
         examples: ids of the stimuli, in the order of the values.
         values: for each metric one number per example, kept as floats; NaN is a missing value.
         provenance: where the numbers came from.
-        extras: anything else worth keeping that JSON can hold, such as the generated texts.
+        extras: anything else about the cell worth keeping that JSON can hold, such as what was done to the model.
+        notes: anything else about each example, such as the generated text; one mapping per example, or none at all.
 
     Raises:
         StoreError: for a coordinate that cannot be written down, a reserved name, or values that do not fit the examples.
@@ -55,6 +56,7 @@ class Record:
     values: Mapping[str, Sequence[float | int]]
     provenance: Provenance
     extras: Mapping[str, Json] = dataclasses.field(default_factory=dict)
+    notes: tuple[Mapping[str, Json], ...] = ()
 
     def __post_init__(self) -> None:
         coordinates = {name: _plain(name, value) for name, value in self.coordinates.items()}
@@ -63,7 +65,8 @@ class Record:
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "examples", tuple(self.examples))
         object.__setattr__(self, "extras", _as_json(self.extras))
-        _check_sizes(values, self.examples)
+        object.__setattr__(self, "notes", tuple(map(_as_json, self.notes)))
+        _check_sizes(values, self.examples, self.notes)
 
     @property
     def cell(self) -> str:
@@ -81,9 +84,28 @@ def _plain(name: str, value: Coordinate) -> Coordinate:
     return value
 
 
-def _check_sizes(values: Mapping[str, tuple[float, ...]], examples: tuple[str, ...]) -> None:
+def joined(records: Sequence[Record]) -> Record:
+    """Return one record with the examples of several of the same cell, in the order given.
+
+    It carries the first one's provenance, with a warning that names what else was used for later examples.
+    """
+    first = records[0]
+    others = {record.provenance for record in records} - {first.provenance}
+    warnings = sorted(f"some examples were measured under {dict(other.versions)} on {other.device}" for other in others)
+    return dataclasses.replace(
+        first,
+        provenance=dataclasses.replace(first.provenance, warnings=(*first.provenance.warnings, *warnings)),
+        examples=tuple(example for record in records for example in record.examples),
+        values={metric: tuple(number for record in records for number in record.values[metric]) for metric in first.values},
+        notes=tuple(note for record in records for note in record.notes),
+    )
+
+
+def _check_sizes(values: Mapping[str, tuple[float, ...]], examples: tuple[str, ...], notes: tuple[object, ...]) -> None:
     if len(set(examples)) != len(examples) or not examples:
         raise StoreError("one or more examples with different ids", f"{list(examples)[:8]}", "Give every stimulus its own id.")
+    if notes and len(notes) != len(examples):
+        raise StoreError(f"{len(examples)} notes, one per example", f"{len(notes)}", "Give an empty mapping for an example without one.")
     wrong = {metric: len(numbers) for metric, numbers in values.items() if len(numbers) != len(examples)}
     if wrong or not values:
         got = f"{wrong or 'no metric'}"
@@ -91,7 +113,7 @@ def _check_sizes(values: Mapping[str, tuple[float, ...]], examples: tuple[str, .
 
 
 def _as_json(extras: Mapping[str, Json]) -> dict[str, Json]:
-    """Return a copy of the extras as JSON reads them back."""
+    """Return a copy as JSON reads them back."""
     try:
         return json.loads(json.dumps(dict(extras), ensure_ascii=False))
     except TypeError as error:

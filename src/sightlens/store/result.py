@@ -156,14 +156,14 @@ class Result:
 
 
 def _averaged(records: list[Record]) -> Record:
-    """Return one record with the mean of each example's values, the first one's extras left out."""
+    """Return one record with the mean of each example's values, the extras and notes left out."""
     examples = tuple(dict.fromkeys(example for record in records for example in record.examples))
     values = {}
     for metric in records[0].values:
         rows = [dict(zip(record.examples, record.values[metric], strict=True)) for record in records]
         given = [[row[example] for row in rows if not math.isnan(row.get(example, math.nan))] for example in examples]
         values[metric] = tuple(sum(numbers) / len(numbers) if numbers else math.nan for numbers in given)
-    return dataclasses.replace(records[0], examples=examples, values=values, extras={})
+    return dataclasses.replace(records[0], examples=examples, values=values, extras={}, notes=())
 
 
 def _places(places: Coordinate | Collection[Coordinate]) -> tuple[Coordinate, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -11,14 +11,14 @@ from sightlens.errors import StoreError
 from sightlens.store import parts
 from sightlens.store.lock import WriterLock
 from sightlens.store.manifest import Manifest
-from sightlens.store.record import Record
+from sightlens.store.record import Record, joined
 from sightlens.store.result import Result
 
 MANIFEST = "manifest.json"
 
 
 class ResultStore(ABC):
-    """Keeps records; each cell once.
+    """Keeps records; each example of a cell once. A cell may come in several records, a batch of examples each.
 
     Use it as a context manager, so that its folder is free again afterwards.
     """
@@ -31,15 +31,15 @@ class ResultStore(ABC):
         """Keep records for good; when this returns they outlive the process.
 
         Raises:
-            StoreError: when a cell is there already, or a record belongs to another study or model.
+            StoreError: when an example of a cell is there already, or a record belongs to another study or model.
         """
-        batch, new = list(records), set[str]()
+        batch, done = list(records), {cell: set(examples) for cell, examples in self.done().items()}
         for record in batch:
             self._check(record)
-            if record.cell in new or record.cell in self:
-                do = "Skip the cells that done() lists."
-                raise StoreError("cells that were not measured before", record.cell, do)
-            new.add(record.cell)
+            known = done.setdefault(record.cell, set())
+            if twice := known.intersection(record.examples):
+                raise StoreError("examples that were not measured before", f"{record.cell}: {sorted(twice)[:4]}", "Skip what done() lists.")
+            known.update(record.examples)
         if batch:
             self._keep(batch)
 
@@ -52,16 +52,12 @@ class ResultStore(ABC):
             raise StoreError(f"records of {dict(self.manifest.identity)}", got, "Open a store with that model's manifest.")
 
     @abstractmethod
-    def __contains__(self, cell: str) -> bool:
-        """Say whether a cell is kept."""
-
-    @abstractmethod
-    def done(self) -> frozenset[str]:
-        """Return the keys of the cells that are kept."""
+    def done(self) -> Mapping[str, Collection[str]]:
+        """Return the kept examples of each cell, by its key."""
 
     @abstractmethod
     def read(self) -> Result:
-        """Return all records.
+        """Return all records, one per cell.
 
         Raises:
             StoreError: when a part is damaged.
@@ -90,25 +86,21 @@ class MemoryStore(ResultStore):
     def __init__(self, manifest: Manifest) -> None:
         """Start empty."""
         super().__init__(manifest)
-        self._records: dict[str, Record] = {}
+        self._records: list[Record] = []
 
-    def __contains__(self, cell: str) -> bool:
-        """Say whether a cell is kept."""
-        return cell in self._records
-
-    def done(self) -> frozenset[str]:
-        """Return the keys of the cells that are kept."""
-        return frozenset(self._records)
+    def done(self) -> Mapping[str, Collection[str]]:
+        """Return the kept examples of each cell, by its key."""
+        return {record.cell: record.examples for record in self.read().records}
 
     def read(self) -> Result:
-        """Return all records."""
-        return Result(tuple(self._records.values()))
+        """Return all records, one per cell."""
+        return _by_cell(self._records)
 
     def close(self) -> None:
         """Do nothing: there is no other writer."""
 
     def _keep(self, batch: list[Record]) -> None:
-        self._records.update({record.cell: record for record in batch})
+        self._records += batch
 
 
 class FolderStore(ResultStore):
@@ -148,16 +140,12 @@ class FolderStore(ResultStore):
         else:
             parts.write_whole(path, self.manifest.to_json().encode())
 
-    def __contains__(self, cell: str) -> bool:
-        """Say whether a cell is kept."""
-        return cell in self._cells
-
-    def done(self) -> frozenset[str]:
-        """Return the keys of the cells that are kept."""
-        return frozenset(self._cells)
+    def done(self) -> Mapping[str, Collection[str]]:
+        """Return the kept examples of each cell, by its key."""
+        return self._cells
 
     def read(self) -> Result:
-        """Return all records.
+        """Return all records, one per cell.
 
         Raises:
             StoreError: when a part is damaged.
@@ -171,7 +159,8 @@ class FolderStore(ResultStore):
     def _keep(self, batch: list[Record]) -> None:
         path = parts.write_part(self.folder, batch, number=self._next)
         self._next += 1
-        self._cells.update({record.cell: path for record in batch})
+        for record in batch:
+            self._cells.setdefault(record.cell, {}).update(dict.fromkeys(record.examples, path))
 
 
 def open_store(folder: str | Path | None, manifest: Manifest) -> ResultStore:
@@ -195,7 +184,15 @@ def read_store(folder: str | Path) -> Result:
     Manifest.read(folder / MANIFEST)
     paths = parts.part_paths(folder)
     _cells(paths)
-    return Result(tuple(record for path in paths for record in parts.read_part(path)))
+    return _by_cell([record for path in paths for record in parts.read_part(path)])
+
+
+def _by_cell(records: Sequence[Record]) -> Result:
+    """Return one record per cell, in the order first measured."""
+    cells: dict[str, list[Record]] = {}
+    for record in records:
+        cells.setdefault(record.cell, []).append(record)
+    return Result(tuple(map(joined, cells.values())))
 
 
 def _make_folder(folder: Path) -> None:
@@ -205,17 +202,19 @@ def _make_folder(folder: Path) -> None:
         raise StoreError("a folder that can be made", f"{folder}: {error}", "Choose another place for the store.") from error
 
 
-def _cells(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return in which part each cell is.
+def _cells(paths: Sequence[Path]) -> dict[str, dict[str, Path]]:
+    """Return in which part each example of each cell is.
 
     Raises:
-        StoreError: when a part is damaged or a cell is in two parts.
+        StoreError: when a part is damaged or an example of a cell is in two parts.
     """
-    cells: dict[str, Path] = {}
+    cells: dict[str, dict[str, Path]] = {}
     for path in paths:
-        for cell in parts.read_cells(path):
-            if cell in cells:
-                got = f"{cell} in {cells[cell].name} and {path.name}"
-                raise StoreError("each cell once", got, "Parts of two stores were mixed; delete one of the two files.")
-            cells[cell] = path
+        for cell, examples in parts.read_cells(path):
+            known = cells.setdefault(cell, {})
+            for example in examples:
+                if example in known:
+                    got = f"{example} of {cell} in {known[example].name} and {path.name}"
+                    raise StoreError("each example of a cell once", got, "Parts of two stores were mixed; delete one of the two files.")
+                known[example] = path
     return cells
