@@ -20,7 +20,7 @@ TABLE = re.compile(r"(?<=<!-- the table of families, by `make docs` -->\n).*?(?=
 INTRODUCTION = """# Hook names
 
 Made from the families' sites by `make docs`; a test keeps it true. `{l}` stands for a layer, counted from 0. Selectors after `@` choose
-along the dimensions `position`, `query`, `key` and `token`. `model.hook_dict` lists the names of a loaded model, and `sightlens check MODEL`
+along the dimensions `position`, `query`, `key` and `token`. `model.hook_dict` lists the names of a loaded model; `sightlens check MODEL`
 shows that each fires and has an effect there. "HF" is what transformers calls the same tensor, where it has a name for it.
 """
 
