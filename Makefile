@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
 
-.PHONY: setup demo test check format lint types contracts tutorials bench clean
+.PHONY: setup demo test check format lint types contracts tutorials docs bench clean
 
 setup: $(READY)
 
@@ -40,6 +40,9 @@ check: lint types contracts test tutorials
 
 tutorials: setup
 	$(BIN)/python -m pytest tutorials -n $(JOBS)
+
+docs: setup
+	$(BIN)/python -m tests.document
 
 bench: setup
 	PYTHONPATH=. $(BIN)/python benchmarks/overhead.py

@@ -46,6 +46,12 @@ def test_object_tokens_match_a_pixel_by_pixel_check(data: st.DataObject, height:
     assert layout.object(mask, min_overlap=min_overlap).positions.tolist() == brute_force(layout, mask, min_overlap)
 
 
+def test_cells_that_only_border_on_the_image_are_padding():
+    layout = single((4, 4), (-10, -10, 30, 30), (20, 20))
+    inside = {5, 6, 9, 10}
+    assert layout.select("padding_area").positions.tolist() == [cell for cell in range(16) if cell not in inside]
+
+
 @quick
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3))
 def test_one_pixel_is_found_in_every_view(height: int, width: int, rows: int, columns: int):

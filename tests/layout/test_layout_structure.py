@@ -208,6 +208,17 @@ def test_answer_follows_the_prompt():
         layout.with_answer(["more"])
 
 
+def test_neighbouring_cells_are_one_segment():
+    assert [segment for segment in square_layout(3).segments if isinstance(segment, Visual)] == [Visual(5, 14, 0)]
+    assert [segment for segment in newline_layout().segments if isinstance(segment, Visual)] == [
+        Visual(1, 5, 0),
+        Visual(5, 8, 1, 0),
+        Visual(8, 11, 2, 0),
+        Visual(12, 15, 1, 3),
+        Visual(15, 18, 2, 3),
+    ]
+
+
 def test_text_spans_leave_special_tokens_special():
     layout = build_layout(
         ["<s>", "sys", "<e>", "tem", "q", "q"],

@@ -207,3 +207,9 @@ def test_intervals_refuse_what_has_no_mean(values):
 def test_extreme_levels_are_refused():
     with pytest.raises(MetricError):
         metrics.bootstrap_mean(np.ones(3), level=1.0)
+
+
+def test_a_single_value_has_an_interval_of_width_zero():
+    found = metrics.bootstrap_mean(np.array([5.0, np.nan, np.nan]))
+    assert (float(found.mean), float(found.low), float(found.high)) == (5.0, 5.0, 5.0)
+    assert (int(found.n), int(found.missing)) == (1, 2)

@@ -37,7 +37,7 @@ NAMES = TowerNames(
 
 
 class InternVL(Family):
-    """InternVL-3/3.5: 16 × 16 visual tokens per 448-pixel view, up to 12 tiles and a thumbnail."""
+    """InternVL-3 and 3.5 (1B to 14B) in HF format: tiles row by row, thumbnail last; 16 × 16 visual tokens per 448-pixel view."""
 
     name = "internvl"
     model_type = "internvl"

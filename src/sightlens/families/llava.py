@@ -26,7 +26,7 @@ CLIP_NAMES = TowerNames("embeddings", "encoder.layers", "self_attn", "out_proj",
 
 
 class Llava(Family):
-    """LLaVA-1.5: 24 × 24 visual tokens for a 336-pixel CLIP tower."""
+    """LLaVA-1.5 (7B, 13B) and relatives: one view, centre crop or padded square; 24 × 24 visual tokens for a 336-pixel tower."""
 
     name = "llava"
     model_type = "llava"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-import torch
+from einops import einsum, rearrange
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -134,8 +134,9 @@ def _output_hook(point: LiveSite, tap: Output) -> Callable[..., Any]:
 
 def _result_hook(point: LiveSite, tap: HeadResult) -> Callable[..., Any]:
     def hook(module: Any, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        weight = module.weight.unflatten(-1, (tap.heads, -1))
-        result = torch.einsum("bphd,mhd->bphm", _split(args[0], tap.heads), weight)
+        weight = rearrange(module.weight, "d_model (head d_head) -> head d_head d_model", head=tap.heads)
+        z = rearrange(args[0], "batch position (head d_head) -> batch position head d_head", head=tap.heads)
+        result = einsum(z, weight, "batch position head d_head, head d_head d_model -> batch position head d_model")
         kept = result.detach().clone()
         # the difference, so that writing back what was read changes nothing; gradients flow through the result alone
         return output.detach() + (point(result) - kept).sum(dim=2)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -103,8 +104,7 @@ def waves(side: int, width: int) -> Float[Tensor, "patches width"]:
 def see(network: PreTrainedModel, batch: Batch) -> Float[Tensor, "batch visual width"]:
     """Projected visual tokens of each picture, views one after the other."""
     tokens = network.model.get_image_features(pixel_values=batch.pixels, return_dict=True).pooler_output
-    tokens = torch.stack(list(tokens))
-    return tokens.reshape(batch.ids.shape[0], -1, tokens.shape[-1])
+    return rearrange(torch.stack(list(tokens)), "(batch view) token width -> batch (view token) width", batch=len(batch.ids))
 
 
 def read(network: PreTrainedModel, batch: Batch, visual: Float[Tensor, "batch visual width"]) -> Reading:

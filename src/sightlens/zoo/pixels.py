@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from einops import rearrange
 from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
@@ -55,7 +56,7 @@ def tiled(image: Image.Image, side: int, *, most: int) -> Views:
 
 def normalize(pixels: UInt8[np.ndarray, "views height width 3"]) -> Float[Tensor, "views 3 height width"]:
     """Bytes to the zero-mean values the vision towers read."""
-    values = torch.tensor(pixels).permute(0, 3, 1, 2).float() / 255
+    values = rearrange(torch.tensor(pixels), "view height width channel -> view channel height width").float() / 255
     mean, std = torch.tensor(OPENAI_CLIP_MEAN), torch.tensor(OPENAI_CLIP_STD)
     return (values - mean[:, None, None]) / std[:, None, None]
 
