@@ -65,7 +65,7 @@ class ModelCost:
             attention=_weights([attention]),
             output=_weights([output]),
             mlp=_weights([layer]) - _weights([attention]),
-            head=_weights([model.hf.get_output_embeddings()]),
+            head=_weights([model.unembedding]),
             tower=_weights(tower),
             projector=_weights(projector),
             tower_pair=4 * len(blocks) * tower_width,

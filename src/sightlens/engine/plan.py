@@ -27,7 +27,8 @@ from sightlens.model import HookedVLM
 from sightlens.model.apply import Donor, applied
 from sightlens.model.rows import Row, Touched
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class Plan:
             states = self._run(one, jobs, stop=self.prompt.layouts[0].length, cache=cache)
         touched.check(rows)
         own = [position - one.position for position in self.reads if position >= one.position]
-        logits = self.model.hf.get_output_embeddings()(states[:, own])
+        logits = self.model.unembedding(states[:, own])
         before = self.prefix.logits[examples][:, : len(self.reads) - len(own)]
         return torch.cat([before, logits], dim=1)
 

@@ -94,7 +94,7 @@ def run_clean(model: HookedVLM, prompt: Prompt, names: Sequence[str], *, keep: K
     finally:
         handle.remove()
     arguments = {name: value for name, value in seen.items() if name not in ("inputs_embeds", "input_ids", cache_keyword(), "use_cache")}
-    pairs = tuple((keep(layer.keys), keep(layer.values)) for layer in cache.layers)  # pyright: ignore[reportAttributeAccessIssue]
+    pairs = tuple((keep(layer.keys), keep(layer.values)) for layer in cache.layers)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
     return Prefix(output.logits.detach(), pairs, states, arguments)
 
 

@@ -126,22 +126,32 @@ def applied(sites: Sites, rows: Sequence[Row], donors: Mapping[str, Donor], *, t
     with ExitStack() as stack:
         for name, group in writes.items():
             point = sites.point(name)
-            handle = point.add_hook(partial(_rewrite, writes=group, site=point.site, window=sites.window, touched=touched))
+            handle = point.add_hook(_Rewriter(group, point.site, sites.window, touched))
             stack.callback(point.drop, handle)
         stack.enter_context(knock_out(sites, knockouts, touched))
         yield
 
 
-def _rewrite(value: Tensor, hook: LiveSite, *, writes: Sequence[Write], site: Site, window: Window, touched: Touched) -> Tensor | None:
-    """Return a changed copy, or None when the pass in progress holds none of the positions."""
-    new: Tensor | None = None
-    for write in writes:
-        for row in write.edit.rows:
-            if new is None and write(None, site, window, row):
-                new = value.clone()
-            if new is not None:
-                touched.add(write.edit.intervention, window.examples[row], write(new.flatten(0, 1), site, window, row))
-    return new
+@dataclass(frozen=True)
+class _Rewriter:
+    """Everything that is done to one site, in order."""
+
+    writes: Sequence[Write]
+    site: Site
+    window: Window
+    touched: Touched
+
+    def __call__(self, value: Tensor, hook: LiveSite) -> Tensor | None:
+        """Return a changed copy, or None when the pass in progress holds none of the positions."""
+        new: Tensor | None = None
+        for write in self.writes:
+            for row in write.edit.rows:
+                if new is None and write(None, self.site, self.window, row):
+                    new = value.clone()
+                if new is not None:
+                    count = write(new.flatten(0, 1), self.site, self.window, row)
+                    self.touched.add(write.edit.intervention, self.window.examples[row], count)
+        return new
 
 
 def _writes(sites: Sites, edit: Edit, donors: Mapping[str, Donor]) -> Iterator[tuple[str, Write]]:

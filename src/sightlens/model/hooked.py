@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sightlens._types import Logits
@@ -130,6 +130,11 @@ class HookedVLM:
     def device(self) -> torch.device:
         """Where inputs go."""
         return self.hf.device
+
+    @property
+    def unembedding(self) -> nn.Module:
+        """From the last hidden state to logits."""
+        return self.hf.lm_head  # pyright: ignore[reportReturnType]  # every family's model has one
 
     @property
     def attention(self) -> str:

@@ -26,7 +26,7 @@ class Sites:
         """
         self.points = {site.name: LiveSite(site, hf) for site in listed}
         self.decoder = hf.get_submodule(self.points["hook_merged_embed"].site.module)
-        self.window = Window.of(self.decoder)
+        self.window = Window.of(hf, self.decoder)
         patterns = [point for point in self.points.values() if point.site.layer is not None and point.site.name.endswith("hook_pattern")]
         self._attention = [point.module for point in patterns]
         self._hf = hf

@@ -32,17 +32,18 @@ class Window:
         self.start, self.stop = 0, 0
 
     @classmethod
-    def of(cls, decoder: nn.Module) -> Window:
-        """Return the window that follows a decoder; a few microseconds per forward pass, no tensor is touched."""
+    def of(cls, hf: nn.Module, decoder: nn.Module) -> Window:
+        """Return the window that follows a model and its decoder; a few microseconds per forward pass, no tensor is touched."""
         if decoder not in _FOLLOWING:
             _FOLLOWING[decoder] = cls()
-            decoder.register_forward_pre_hook(_FOLLOWING[decoder]._follow, with_kwargs=True)
+            for module in (hf, decoder):  # embeddings are looked up before the decoder is called
+                module.register_forward_pre_hook(_FOLLOWING[decoder]._follow, with_kwargs=True)
         return _FOLLOWING[decoder]
 
     def _follow(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        states = kwargs.get("inputs_embeds")
+        given = [kwargs.get("inputs_embeds"), kwargs.get("input_ids"), *args]
         self.start = cached_length(kwargs)
-        self.stop = self.start + (kwargs["input_ids"] if states is None else states).shape[1]
+        self.stop = self.start + next(states for states in given if states is not None).shape[1]
 
     @contextmanager
     def showing(self, layouts: Sequence[Layout], examples: Sequence[int]) -> Iterator[None]:
