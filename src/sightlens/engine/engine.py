@@ -52,7 +52,7 @@ class Engine:
         cells: Cells,
         *,
         donors: Mapping[str, Donor] | None = None,
-        reads: Reads = "last",
+        reads: Reads | str = "last",
         examples: Sequence[Sequence[int]] | None = None,
     ) -> Plan:
         """Sort cells into passes; nothing runs yet.
@@ -90,7 +90,7 @@ def read_size(memory: str | int) -> int:
     return size
 
 
-def read_positions(prompt: Prompt, reads: Reads) -> tuple[int, ...]:
+def read_positions(prompt: Prompt, reads: str) -> tuple[int, ...]:
     """Return the positions whose logits are read.
 
     Raises:
