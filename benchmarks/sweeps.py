@@ -48,8 +48,8 @@ def sweeps(subject: Subject) -> list[Sweep]:
     layers, heads = range(subject.vlm.cfg.n_layers), range(subject.vlm.sites.n_heads)
     windows = [w for width in (1, 4, 6) for w in layer_windows(len(layers), width=width, stride=1)] + [tuple(layers)]
     groups = ("pre_image", "object", "background", "post_image & ~last", "question", "last")
-    rows = subject.prompt.layout.views[0].grid[0]
-    bands = [f"image & row[{k % rows}]" if k < rows else f"image & column[{k - rows}]" for k in range(20)]
+    visual = subject.prompt.layout.visual_tokens()["position"]
+    tokens = [f"position[{visual[k * len(visual) // 20]}]" for k in range(20)]
     return [
         Sweep("knockout, 17 windows × 4 key sets", [Knockout("post_image", keys, layers=w) for keys in KEYS for w in windows]),
         Sweep("head patching, all positions", [PatchIn(f"blocks.{k}.attn.hook_z", heads=(h,)) for k in layers for h in heads]),
@@ -58,7 +58,7 @@ def sweeps(subject: Subject) -> list[Sweep]:
             [PatchIn(f"blocks.{k}.attn.hook_z", at="post_image", heads=(h,)) for k in layers for h in heads],
         ),
         Sweep("residual patching, layers × 6 groups", [PatchIn(f"blocks.{k}.hook_resid_post", at=g) for k in layers for g in groups]),
-        Sweep(f"20 token ablations, {NEW_TOKENS} tokens generated", [Ablate(band, "zero") for band in bands], NEW_TOKENS),
+        Sweep(f"20 token ablations, {NEW_TOKENS} tokens generated", [Ablate(token, "zero") for token in tokens], NEW_TOKENS),
     ]
 
 

@@ -31,7 +31,11 @@ CELLS = {
     "silence heads": [AblateHeads(((1, 0), (2, 3)))],
     "heads to their mean": [AblateHeads(((2, 1),), value="mean", at="post_image")],
     "after the last layer": [Ablate("last", "zero", site="ln_final.hook_out")],
-    "two that overlap": [Ablate("object", "zero"), Knockout("post_image", "object", layers=(1,)), PatchIn("blocks.2.hook_mlp_out", at="last")],
+    "two that overlap": [
+        Ablate("object", "zero"),
+        Knockout("post_image", "object", layers=(1,)),
+        PatchIn("blocks.2.hook_mlp_out", at="last"),
+    ],
     "before the merge": [Ablate("image & column[0]", "zero", site="hook_visual_embed")],
     "text embeddings": [Ablate("question", "zero", site="hook_embed")],
 }
@@ -79,7 +83,9 @@ def test_logits_are_those_of_full_passes(any_model, batch, reads):
 @torch.no_grad()
 def test_every_site_that_can_be_patched(model):
     prompt = asked(model, batch=1)
-    sites = {n: p.site for n, p in model.hook_dict.items() if {"position", "token"} & set(p.site.dims) and not isinstance(p.site.tap, Attention)}
+    sites = {
+        n: p.site for n, p in model.hook_dict.items() if {"position", "token"} & set(p.site.dims) and not isinstance(p.site.tap, Attention)
+    }
     _, donor = model.run_with_cache(asked(model, batch=1, seed=7), names_filter=list(sites))
     cells = [[PatchIn(name, at="image" if "token" in site.dims else "image | last")] for name, site in sites.items()]
     found = Engine(model).plan(prompt, cells, donors={"clean": donor}).logits()

@@ -97,7 +97,8 @@ class Plan:
             yield from _stacked(gathered.add([job], [self.prefix.logits[job.row.example]]))
         for one in self.schedule.passes:
             run = torch.set_grad_enabled(gradients)(partial(self._logits, one))
-            for jobs, logits in in_batches(one.jobs, self._rows_at_once(one.position, Reading(self.reads)), run):
+            fast = self.resources.cost.fast_rows(self.prompt.layouts[0].length - one.position)
+            for jobs, logits in in_batches(one.jobs, min(fast, self._rows_at_once(one.position, Reading(self.reads))), run):
                 yield from _stacked(gathered.add(jobs, logits))
         for jobs in self.schedule.whole_cells():
             with torch.set_grad_enabled(gradients), self._whole(jobs):
@@ -193,9 +194,11 @@ class Plan:
     @torch.no_grad()
     def _texts(self, batch: Sequence[tuple[Pass, Job]], *, settings: Mapping[str, Any]) -> list[str]:
         """Generate for some rows: each pass fills its rows' caches up to the last position of the prompt, then all decode."""
-        touched, caches = Touched(), []
+        touched, caches, room = Touched(), [], settings["max_new_tokens"] + 1
         for one in dict.fromkeys(one for one, _ in batch):
-            caches.append(self._filled(one, [job for other, job in batch if other is one], touched, room=settings["max_new_tokens"] + 1))
+            jobs = [job for other, job in batch if other is one]
+            fast = self.resources.cost.fast_rows(self.prompt.layouts[0].length - one.position)
+            caches += [self._filled(one, jobs[k : k + fast], touched, room=room) for k in range(0, len(jobs), fast)]
         rows = [job.row for _, job in batch]
         inputs = {
             name: tensor[self._examples([job for _, job in batch])] for name, tensor in self.prompt.generation_inputs(pixels=False).items()

@@ -167,6 +167,8 @@ def explain(cost: ModelCost, plan: Schedule, layouts: Sequence[Layout], reading:
     kept = kept_bytes(cost, layouts, plan.names, reading)
     each = {one: row_bytes(cost, one.position, length, reading) for one in plan.passes}
     rows = {one: max(1, min(len(one.jobs), (memory - kept) // size)) for one, size in each.items()}
+    if not reading.new_tokens:
+        rows = {one: min(count, cost.fast_rows(length - one.position)) for one, count in rows.items()}
     return Explanation(
         cells=len({job.cell for job in jobs}),
         examples=len(layouts),

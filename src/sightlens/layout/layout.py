@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -125,7 +126,16 @@ class Layout:
             SelectorError: the text cannot be parsed, or does not fit this layout.
         """
         parsed = parse(selector) if isinstance(selector, str) else selector
-        return evaluate(parsed, self.structure, bound=Bound(self.objects, norms))
+        if norms is not None:
+            return evaluate(parsed, self.structure, bound=Bound(self.objects, norms))
+        if parsed not in self._selected:
+            self._selected[parsed] = evaluate(parsed, self.structure, bound=Bound(self.objects, None))
+        return self._selected[parsed]
+
+    @cached_property
+    def _selected(self) -> dict[Selector, TokenSet]:
+        """What was selected before: every row of every pass asks again."""
+        return {}
 
     def at(self, positions: Sequence[SupportsIndex] | Int[np.ndarray, " selected"], *, name: str = "tokens") -> TokenSet:
         """Return a set of absolute positions, such as a ranking's first ``k``.

@@ -104,6 +104,10 @@ class Structure:
 
     def visual_tokens(self) -> np.ndarray:
         """Return a table with one `VISUAL_TOKEN` row per visual token, by position."""
+        return self._visual_table
+
+    @cached_property
+    def _visual_table(self) -> np.ndarray:
         parts = [np.zeros(0, dtype=VISUAL_TOKEN)]
         for index, (view, positions) in enumerate(zip(self.views, self.grid_positions, strict=True)):
             part = np.zeros(view.count, dtype=VISUAL_TOKEN)
@@ -112,7 +116,7 @@ class Structure:
             part["patches"], part["box"] = view.patches, view.cell_boxes().reshape(-1, 4)
             parts.append(part)
         table = np.concatenate(parts)
-        return table[np.argsort(table["position"])]
+        return frozen(table[np.argsort(table["position"])])
 
     def pad(self, *, left: int = 0, right: int = 0) -> Structure:
         """Return this structure inside a padded batch.
