@@ -14,7 +14,8 @@ from sightlens.errors import StudyError
 from sightlens.experiments.trial import Trial
 from sightlens.families import Prompt
 from sightlens.interventions import Intervention
-from sightlens.metrics import LocMetric, answer_logprobs, existence_matches, iou, parse_count
+from sightlens.metrics import LocMetric, answer_logprobs, existence_matches, iou, names_object, parse_count
+from sightlens.metrics.answers import Match
 from sightlens.model import HookedVLM
 
 NAN = float("nan")
@@ -73,7 +74,8 @@ class GeneratedAnswer(Measure):
     """Generate greedily and compare with the truth.
 
     Metrics: ``iou`` and ``loc`` (mean over τ of IoU > τ; Schaumlöffel et al. 2026, arXiv 2605.19792, tasks) for
-    localization, ``correct`` for existence (first word) and counting (first number); NaN where a metric does not apply.
+    localization, ``correct`` for existence (first word), counting (first number) and classification (the list names the class,
+    as ``match`` says; substring is the paper's rule); NaN where a metric does not apply.
     """
 
     kind: ClassVar[str] = "generated"
@@ -81,6 +83,7 @@ class GeneratedAnswer(Measure):
 
     max_new_tokens: int = 16
     loc: LocMetric = field(default_factory=LocMetric)
+    match: Match = "substring"
 
     def measure(
         self, engine: Engine, prompt: Prompt, trials: Sequence[Trial], cells: Sequence[CellTrials]
@@ -98,6 +101,8 @@ class GeneratedAnswer(Measure):
             return {"iou": 0.0 if box is None else iou(box, trial.true_box), "loc": float(self.loc.per_example([box], [trial.true_box])[0])}
         if trial.question.kind == "existence":
             return {"correct": float(existence_matches(text, present=trial.question.answer == "yes"))}
+        if trial.question.kind == "classification":
+            return {"correct": float(names_object(text, trial.question.answer, match=self.match))}
         return {"correct": float(parse_count(text) == trial.question.number)}
 
 
