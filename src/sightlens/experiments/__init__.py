@@ -5,6 +5,7 @@ from __future__ import annotations
 from sightlens.experiments.ablation import ablate_tokens, token_effects
 from sightlens.experiments.measures import AnswerLikelihood, GeneratedAnswer, Measure
 from sightlens.experiments.outcome import Outcome
+from sightlens.experiments.position_probes import ProbeOutcome, Viewing, position_probes, untrained
 from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial, make_trials, pair_trials
 from sightlens.experiments.windows import knockout_windows, layer_windows
@@ -16,12 +17,16 @@ __all__ = [
     "GeneratedAnswer",
     "Measure",
     "Outcome",
+    "ProbeOutcome",
     "Study",
     "Trial",
+    "Viewing",
     "ablate_tokens",
     "knockout_windows",
     "layer_windows",
     "make_trials",
     "pair_trials",
+    "position_probes",
     "token_effects",
+    "untrained",
 ]

@@ -42,14 +42,9 @@ class CocoSegmentation(Outline):
         Raises:
             ExtraError: without pycocotools.
         """
-        try:
-            from pycocotools import mask as coco_mask
-        except ImportError as problem:
-            raise ExtraError.missing("pycocotools", "data") from problem
-        width, height = size
-        runs: Any = self.data
+        coco_mask, (width, height), runs = _coco_mask(), size, self.data
         if not isinstance(runs, Mapping) or isinstance(runs["counts"], list):
-            runs = coco_mask.frPyObjects(runs, height, width)  # pyright: ignore[reportArgumentType]  # its stubs want one kind
+            runs = coco_mask.frPyObjects(runs, height, width)
             runs = coco_mask.merge(runs) if isinstance(runs, list) else runs
         return coco_mask.decode(runs).astype(bool)
 
@@ -129,6 +124,14 @@ class Photo:
             raise StimulusError(f"a picture of {self.size[0]}×{self.size[1]} pixels", f"{image.size} in {self.path}", "Check the data.")
         objects = tuple(SceneObject(item.label, item.box, self.mask(k)) for k, item in enumerate(self.objects))
         return Stimulus(self.id, image, objects)
+
+
+def _coco_mask() -> Any:
+    try:
+        from pycocotools import mask
+    except ImportError as problem:
+        raise ExtraError.missing("pycocotools", "data") from problem
+    return mask
 
 
 def read_picture(path: Path) -> Image.Image:
