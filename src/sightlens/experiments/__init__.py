@@ -6,6 +6,7 @@ from sightlens.experiments.ablation import ablate_tokens, token_effects
 from sightlens.experiments.measures import AnswerLikelihood, GeneratedAnswer, Measure
 from sightlens.experiments.outcome import Outcome
 from sightlens.experiments.position_probes import ProbeOutcome, Viewing, position_probes, untrained
+from sightlens.experiments.published import published_numbers
 from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial, make_trials, pair_trials
 from sightlens.experiments.windows import knockout_windows, layer_windows
@@ -27,6 +28,7 @@ __all__ = [
     "make_trials",
     "pair_trials",
     "position_probes",
+    "published_numbers",
     "token_effects",
     "untrained",
 ]
