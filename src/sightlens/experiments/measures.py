@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Bool
 
 from sightlens.engine import Engine, Plan, Reads
 from sightlens.errors import StudyError
@@ -129,7 +130,7 @@ class AnswerLikelihood(Measure):
         answers = [trial.answer(model.box_format) for trial in trials]
         taught = model.with_answers(prompt, answers)
         ids = taught.tensors["input_ids"][:, prompt.tensors["input_ids"].shape[1] :]
-        keep = torch.stack([self._keep(model, trial, row.tolist()) for trial, row in zip(trials, ids, strict=True)])
+        keep = torch.stack([counted_tokens(model, trial, row.tolist()) for trial, row in zip(trials, ids, strict=True)])
         for cell, logits in _plan(engine, taught, cells, "answer").stream_logits():
             chosen = sorted(cells[cell].trials)
             logprobs = answer_logprobs(logits, ids[chosen], prompt_len=1).double().cpu()
@@ -137,11 +138,17 @@ class AnswerLikelihood(Measure):
             values = {"logprob": total.tolist(), "perplexity": (-total / count).exp().tolist()}
             yield cell, Measured(values, [{"answer": answers[index]} for index in chosen])
 
-    def _keep(self, model: HookedVLM, trial: Trial, ids: list[int]) -> torch.Tensor:
-        if trial.question.kind != "localization":
-            return torch.ones(len(ids), dtype=torch.bool)
-        pieces = [model.tokenizer.decode([index]) for index in ids]
-        keep = ~torch.as_tensor(model.box_format.format_mask(pieces))
-        if not keep.any():
-            raise StudyError("an answer with coordinate tokens", f"{pieces}", "Does the model's tokenizer know its box format?")
-        return keep
+
+def counted_tokens(model: HookedVLM, trial: Trial, ids: list[int]) -> Bool[torch.Tensor, " answer"]:
+    """Return which tokens of an answer carry content: all, or of a box those that carry coordinates.
+
+    Raises:
+        StudyError: when none does.
+    """
+    if trial.question.kind != "localization":
+        return torch.ones(len(ids), dtype=torch.bool)
+    pieces = [model.tokenizer.decode([index]) for index in ids]
+    keep = ~torch.as_tensor(model.box_format.format_mask(pieces))
+    if not keep.any():
+        raise StudyError("an answer with coordinate tokens", f"{pieces}", "Does the model's tokenizer know its box format?")
+    return keep
