@@ -14,9 +14,9 @@ from jaxtyping import install_import_hook
 
 # What a user calls is checked against its annotations always; the tests check everything.
 with install_import_hook(
-    ["sightlens.metrics", "sightlens.stimuli", "sightlens.interventions", "sightlens.experiments"], "beartype.beartype"
+    ["sightlens.metrics", "sightlens.stimuli", "sightlens.interventions", "sightlens.experiments", "sightlens.probes"], "beartype.beartype"
 ):
-    from sightlens import errors, experiments, interventions, layout, metrics, render, stimuli
+    from sightlens import errors, experiments, interventions, layout, metrics, probes, render, stimuli
     from sightlens.experiments import Study, Trial
     from sightlens.families import FAMILIES, ImageOptions, Prompt
     from sightlens.interventions import Ablate, AblateHeads, Containerize, Intervention, Knockout, Mean, PatchIn, Shuffle
@@ -51,6 +51,7 @@ __all__ = [
     "interventions",
     "layout",
     "metrics",
+    "probes",
     "read_store",
     "render",
     "stimuli",

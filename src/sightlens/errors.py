@@ -83,6 +83,10 @@ class StudyError(SightLensError):
     """A study is not well formed: unknown axis, no cells, no stimuli."""
 
 
+class ProbeError(SightLensError):
+    """A probe is given activations or settings that it cannot learn from."""
+
+
 class StoreError(SightLensError):
     """A result store is damaged, or was written by another study or model."""
 

@@ -91,6 +91,9 @@ def test_mediation_by_hand_and_left_out_pairs():
     assert metrics.mediation_fraction(base, source, patched=patched) == pytest.approx(0.3125)
     assert metrics.mediation_fraction(base, source, patched=patched, aggregate="ratio_of_means") == pytest.approx(2 / 10)
     assert metrics.mediation_fraction(base, source, patched=patched, min_gap=5.0) == pytest.approx(0.125)
+    found = metrics.mediation(base, source, patched=patched)
+    assert (found.used, found.excluded, found.min_gap, float(found.fraction)) == (2, 1, 1e-6, pytest.approx(0.3125))
+    assert metrics.mediation(base, source, patched=patched, min_gap=5.0).excluded == 2
     with pytest.raises(MetricError, match="min_gap"):
         metrics.mediation_fraction(base, source, patched=patched, min_gap=9.0)
     with pytest.raises(REFUSED):

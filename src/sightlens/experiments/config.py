@@ -140,11 +140,17 @@ def _check_truth(question: Question, index: int) -> None:
         "existence": question.answer in ("yes", "no"),
         "localization": question.box is not None,
         "counting": question.number is not None,
+        "classification": question.answer != "",
     }
     if question.kind not in needs:
         raise StudyError(f"a kind among {', '.join(needs)}", repr(question.kind), f"Mend trial {index}.")
     if not needs[question.kind]:
-        what = {"existence": 'answer = "yes" or "no"', "localization": "box = [x0, y0, x1, y1]", "counting": "number = …"}[question.kind]
+        what = {
+            "existence": 'answer = "yes" or "no"',
+            "localization": "box = [x0, y0, x1, y1]",
+            "counting": "number = …",
+            "classification": 'answer = "the class"',
+        }[question.kind]
         raise StudyError(f"{what} for kind {question.kind!r}", f"none in trial {index}", "Add it.")
 
 

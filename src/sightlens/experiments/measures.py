@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Bool
 
 from sightlens.engine import Engine, Plan, Reads
 from sightlens.errors import StudyError
 from sightlens.experiments.trial import Trial
 from sightlens.families import Prompt
 from sightlens.interventions import Intervention
-from sightlens.metrics import LocMetric, answer_logprobs, existence_matches, iou, parse_count
+from sightlens.metrics import LocMetric, answer_logprobs, existence_matches, iou, names_object, parse_count
+from sightlens.metrics.answers import Match
 from sightlens.model import HookedVLM
 
 NAN = float("nan")
@@ -73,7 +75,8 @@ class GeneratedAnswer(Measure):
     """Generate greedily and compare with the truth.
 
     Metrics: ``iou`` and ``loc`` (mean over τ of IoU > τ; Schaumlöffel et al. 2026, arXiv 2605.19792, tasks) for
-    localization, ``correct`` for existence (first word) and counting (first number); NaN where a metric does not apply.
+    localization, ``correct`` for existence (first word), counting (first number) and classification (the list names the class,
+    as ``match`` says; substring is the paper's rule); NaN where a metric does not apply.
     """
 
     kind: ClassVar[str] = "generated"
@@ -81,6 +84,7 @@ class GeneratedAnswer(Measure):
 
     max_new_tokens: int = 16
     loc: LocMetric = field(default_factory=LocMetric)
+    match: Match = "substring"
 
     def measure(
         self, engine: Engine, prompt: Prompt, trials: Sequence[Trial], cells: Sequence[CellTrials]
@@ -98,6 +102,8 @@ class GeneratedAnswer(Measure):
             return {"iou": 0.0 if box is None else iou(box, trial.true_box), "loc": float(self.loc.per_example([box], [trial.true_box])[0])}
         if trial.question.kind == "existence":
             return {"correct": float(existence_matches(text, present=trial.question.answer == "yes"))}
+        if trial.question.kind == "classification":
+            return {"correct": float(names_object(text, trial.question.answer, match=self.match))}
         return {"correct": float(parse_count(text) == trial.question.number)}
 
 
@@ -124,7 +130,7 @@ class AnswerLikelihood(Measure):
         answers = [trial.answer(model.box_format) for trial in trials]
         taught = model.with_answers(prompt, answers)
         ids = taught.tensors["input_ids"][:, prompt.tensors["input_ids"].shape[1] :]
-        keep = torch.stack([self._keep(model, trial, row.tolist()) for trial, row in zip(trials, ids, strict=True)])
+        keep = torch.stack([counted_tokens(model, trial, row.tolist()) for trial, row in zip(trials, ids, strict=True)])
         for cell, logits in _plan(engine, taught, cells, "answer").stream_logits():
             chosen = sorted(cells[cell].trials)
             logprobs = answer_logprobs(logits, ids[chosen], prompt_len=1).double().cpu()
@@ -132,11 +138,17 @@ class AnswerLikelihood(Measure):
             values = {"logprob": total.tolist(), "perplexity": (-total / count).exp().tolist()}
             yield cell, Measured(values, [{"answer": answers[index]} for index in chosen])
 
-    def _keep(self, model: HookedVLM, trial: Trial, ids: list[int]) -> torch.Tensor:
-        if trial.question.kind != "localization":
-            return torch.ones(len(ids), dtype=torch.bool)
-        pieces = [model.tokenizer.decode([index]) for index in ids]
-        keep = ~torch.as_tensor(model.box_format.format_mask(pieces))
-        if not keep.any():
-            raise StudyError("an answer with coordinate tokens", f"{pieces}", "Does the model's tokenizer know its box format?")
-        return keep
+
+def counted_tokens(model: HookedVLM, trial: Trial, ids: list[int]) -> Bool[torch.Tensor, " answer"]:
+    """Return which tokens of an answer carry content: all, or of a box those that carry coordinates.
+
+    Raises:
+        StudyError: when none does.
+    """
+    if trial.question.kind != "localization":
+        return torch.ones(len(ids), dtype=torch.bool)
+    pieces = [model.tokenizer.decode([index]) for index in ids]
+    keep = ~torch.as_tensor(model.box_format.format_mask(pieces))
+    if not keep.any():
+        raise StudyError("an answer with coordinate tokens", f"{pieces}", "Does the model's tokenizer know its box format?")
+    return keep

@@ -14,7 +14,8 @@ from sightlens.metrics.answers import (
 from sightlens.metrics.bootstrap import Interval, bootstrap_difference, bootstrap_mean
 from sightlens.metrics.box_formats import BinTokens, BoxFormat, Frame, PerMille, ResizedPixels, UnitSquare, frame_box
 from sightlens.metrics.boxes import box_ious, expand_box, iou, is_box, size_bin
-from sightlens.metrics.curves import nauc
+from sightlens.metrics.curves import Curve, nauc
+from sightlens.metrics.json_boxes import JsonBox
 from sightlens.metrics.likelihood import (
     answer_logprobs,
     answer_probability,
@@ -25,8 +26,12 @@ from sightlens.metrics.likelihood import (
 )
 from sightlens.metrics.localization import LocMetric, loc, overlaps
 from sightlens.metrics.overlap import Overlap, topk_overlap
+from sightlens.metrics.paired import PairedTest, paired_test
+from sightlens.metrics.points import Point, PointTags, point_hit
 from sightlens.metrics.recovery import (
+    Mediation,
     causal_influence,
+    mediation,
     mediation_fraction,
     mediation_ratios,
     normalised_effect,
@@ -37,11 +42,17 @@ from sightlens.metrics.recovery import (
 __all__ = [
     "BinTokens",
     "BoxFormat",
+    "Curve",
     "Frame",
     "Interval",
+    "JsonBox",
     "LocMetric",
+    "Mediation",
     "Overlap",
+    "PairedTest",
     "PerMille",
+    "Point",
+    "PointTags",
     "ResizedPixels",
     "UnitSquare",
     "answer_logprobs",
@@ -61,6 +72,7 @@ __all__ = [
     "loc",
     "logit_difference",
     "mean_nll",
+    "mediation",
     "mediation_fraction",
     "mediation_ratios",
     "names_object",
@@ -68,8 +80,10 @@ __all__ = [
     "normalised_effect",
     "number_avoidance",
     "overlaps",
+    "paired_test",
     "parse_count",
     "perplexity",
+    "point_hit",
     "probability_drop",
     "size_bin",
     "topk_overlap",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Float
 
@@ -34,3 +37,34 @@ def nauc(x: Float[np.ndarray, " point"], y: Float[np.ndarray, " point"], *, base
         raise MetricError("a baseline other than 0", f"{baseline}", do)
     area = float(((y[1:] + y[:-1]) / 2 * np.diff(x)).sum())
     return area / float(x[-1] - x[0]) / baseline
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A score over the share of heads removed, with the grid on which its area was taken.
+
+    Attributes:
+        x: the shares, strictly increasing.
+        y: the score at each.
+        baseline: the score with nothing removed.
+    """
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    baseline: float
+
+    @classmethod
+    def of(cls, x: Sequence[float | int], y: Sequence[float | int], *, baseline: float | None = None) -> Curve:
+        """Make a curve; the first score is the baseline when none is given.
+
+        Raises:
+            MetricError: as for `nauc`.
+        """
+        curve = cls(tuple(map(float, x)), tuple(map(float, y)), float(y[0] if baseline is None and len(y) else baseline or 0.0))
+        nauc(np.array(curve.x), np.array(curve.y), baseline=curve.baseline)
+        return curve
+
+    @property
+    def nauc(self) -> float:
+        """The area relative to the baseline, see `nauc`; it means something only together with ``x``."""
+        return nauc(np.array(self.x), np.array(self.y), baseline=self.baseline)

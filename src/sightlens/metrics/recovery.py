@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,25 @@ from jaxtyping import Bool, Float, Int
 from sightlens.errors import MetricError
 
 Aggregate = Literal["mean_of_ratios", "ratio_of_means"]
+
+
+@dataclass(frozen=True)
+class Mediation:
+    """A mediation fraction with what it was averaged over.
+
+    Attributes:
+        fraction: per cell, such as ``[layer, head]``.
+        used: pairs that went in.
+        excluded: pairs left out because their gap was below ``min_gap``.
+        aggregate: how pairs were averaged.
+        min_gap: the smallest ``base - source`` that counts.
+    """
+
+    fraction: Float[np.ndarray, "*cell"]
+    used: int
+    excluded: int
+    aggregate: Aggregate
+    min_gap: float
 
 
 def usable_pairs(
@@ -28,7 +48,7 @@ def mediation_ratios(
 ) -> Float[np.ndarray, "pair *cell"]:
     """Return each pair's ``(base - patched) / (base - source)``, NaN where a pair is not usable.
 
-    See `mediation_fraction` for the arguments.
+    See `mediation` for the arguments.
 
     Raises:
         MetricError: when the numbers of pairs differ.
@@ -39,14 +59,14 @@ def mediation_ratios(
     return (base.reshape(-1, *extra) - patched) / gap
 
 
-def mediation_fraction(
+def mediation(
     base: Float[np.ndarray, " pair"],
     source: Float[np.ndarray, " pair"],
     *,
     patched: Float[np.ndarray, "pair *cell"],
     aggregate: Aggregate = "mean_of_ratios",
     min_gap: float = 1e-6,
-) -> Float[np.ndarray, "*cell"]:
+) -> Mediation:
     """Return the share of the base-to-source change in perplexity that a patch brings about, averaged over pairs.
 
     ``MF = (base - patched) / (base - source)``: 0 for a patch without effect, 1 for one that restores the source run;
@@ -54,11 +74,12 @@ def mediation_fraction(
     and whether ratios or scores are averaged; both are arguments here.
 
     Args:
-        base: score of the run on the image without the object; higher is worse, as for perplexity or NLL.
+        base: score of the run on the image without the object; higher is worse, as for perplexity or NLL. The two rank
+            cells differently; P5 uses perplexity.
         source: score of the run on the original image.
         patched: score of the base run with something patched in, for any number of cells (such as layers × heads).
         aggregate: "mean_of_ratios" weighs pairs equally, "ratio_of_means" weighs them by their gap.
-        min_gap: pairs with ``base - source`` below this are left out of either aggregate.
+        min_gap: pairs with ``base - source`` below this are left out of either aggregate, and counted.
 
     Raises:
         MetricError: when the numbers of pairs differ or no pair is usable.
@@ -71,8 +92,26 @@ def mediation_fraction(
         raise MetricError(f"a pair with base - source >= {min_gap}", got, do)
     base, patched, source = base[usable], patched[usable], source[usable]
     if aggregate == "mean_of_ratios":
-        return np.asarray(mediation_ratios(base, source, patched=patched, min_gap=min_gap).mean(axis=0))
-    return np.asarray((base.mean() - patched.mean(axis=0)) / (base.mean() - source.mean()))
+        fraction = mediation_ratios(base, source, patched=patched, min_gap=min_gap).mean(axis=0)
+    else:
+        fraction = (base.mean() - patched.mean(axis=0)) / (base.mean() - source.mean())
+    return Mediation(np.asarray(fraction), len(base), int((~usable).sum()), aggregate, min_gap)
+
+
+def mediation_fraction(
+    base: Float[np.ndarray, " pair"],
+    source: Float[np.ndarray, " pair"],
+    *,
+    patched: Float[np.ndarray, "pair *cell"],
+    aggregate: Aggregate = "mean_of_ratios",
+    min_gap: float = 1e-6,
+) -> Float[np.ndarray, "*cell"]:
+    """Return the fraction of `mediation` alone, without how many pairs it left out.
+
+    Raises:
+        MetricError: as `mediation`.
+    """
+    return mediation(base, source, patched=patched, aggregate=aggregate, min_gap=min_gap).fraction
 
 
 def causal_influence(

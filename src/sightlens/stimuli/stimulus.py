@@ -8,7 +8,7 @@ from jaxtyping import Bool
 from PIL import Image
 
 Box = tuple[float, float, float, float]
-Task = Literal["existence", "localization", "counting"]
+Task = Literal["existence", "localization", "counting", "classification"]
 NegativeKind = Literal["colour", "shape", "crossed"]
 
 
@@ -45,7 +45,8 @@ class Question:
 
     `target` indexes the object asked for (None when absent or when several are meant); `box` is its box in pixels for a
     localization question (the answer as text depends on the model family, so `answer` is "" there); `number` is the true
-    count of a counting question; `negative` says why the answer to an existence question is "no".
+    count of a counting question; `answer` is the class that a list must name for a classification question; `negative`
+    says why the answer to an existence question is "no".
     """
 
     kind: Task

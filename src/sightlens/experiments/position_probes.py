@@ -1,0 +1,218 @@
+"""Where does a model know where a visual token lies? Linear probes at every layer, beside an untrained copy."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sightlens.errors import StudyError, listing
+from sightlens.families import ImageOptions, Prompt
+from sightlens.families.sites import Site
+from sightlens.layout import ViewKind
+from sightlens.model import Cache, HookedVLM
+from sightlens.model.hooking import find_addresses
+from sightlens.probes import PositionProbes, ProbeBatch, ProbeReport, ProbeSettings, ProbeShape, SiteTokens, held_out
+from sightlens.stimuli import Stimulus
+
+SITES = ("vision_encoder.encoder_layers.*.hook_resid_post", "vision_projector.hook_out", "blocks.*.hook_resid_post")
+
+
+@dataclass(frozen=True)
+class Viewing:
+    """How images are shown to the model while it is probed.
+
+    Attributes:
+        sites: hook names or patterns.
+        view: whose tokens are probed: "global", or "tile" (each by its place in its own tile).
+        question: after the image; the states of visual tokens do not depend on it in a causal model.
+        batch_size: images at once.
+        options: about views.
+    """
+
+    sites: tuple[str, ...] = SITES
+    view: ViewKind = "global"
+    question: str = "what is this ?"
+    batch_size: int = 8
+    options: ImageOptions = field(default_factory=ImageOptions)
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeOutcome:
+    """What probes of a model, and of its untrained copy, found.
+
+    Attributes:
+        reports: by "trained" and "untrained", then by hook name, in the model's order.
+        provenance: model, settings, and how many images each side of the split had.
+    """
+
+    reports: Mapping[str, Mapping[str, ProbeReport]]
+    provenance: Mapping[str, Any]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row per model, site and axis: accuracy, shuffled-label control, chance, tokens."""
+        rows = []
+        for model, reports in self.reports.items():
+            for order, (site, report) in enumerate(reports.items()):
+                for axis, scores in report.axes.items():
+                    numbers = {"accuracy": scores.accuracy, "control": scores.control_accuracy, "chance": scores.chance}
+                    rows.append({"model": model, "order": order, "site": site, "axis": axis, **numbers, "tokens": int(scores.tokens.sum())})
+        return pd.DataFrame(rows)
+
+    def best(self, *, axis: str = "both", model: str = "trained") -> ProbeReport:
+        """Return the site whose probe is most accurate; its ``accuracy_map()`` shows where in the picture."""
+        return max(self.reports[model].values(), key=lambda report: report.axes[axis].accuracy)
+
+    def to_json(self) -> str:
+        """Return everything, maps included, as JSON."""
+        reports = {model: [report.to_dict() for report in found.values()] for model, found in self.reports.items()}
+        return json.dumps({"provenance": dict(self.provenance), "reports": reports})
+
+
+def position_probes(
+    model: HookedVLM,
+    images: Iterable[Stimulus],
+    *,
+    viewing: Viewing | None = None,
+    settings: ProbeSettings | None = None,
+    store: str | Path | None = None,
+) -> ProbeOutcome:
+    """Train and test linear probes of row and column at every site, on a model and on an untrained copy of it.
+
+    Every epoch runs the model over the images once, for all sites together; nothing is kept of an image, so that time and not
+    memory grows with their number. Schaumlöffel et al. 2026 (arXiv 2605.19792), position probes: 50,000 + 10,000 ImageNet
+    images, 10 epochs. The copy has the same configuration and random weights: what its probes read is there without learning.
+
+    Args:
+        model: that is probed.
+        images: that can be iterated again and again, such as `sightlens.stimuli.folder_images`; ids decide the split.
+        viewing: sites, view and batch size.
+        settings: of the probes.
+        store: a folder for the trained probes (``trained.safetensors``, ``untrained.safetensors``) and ``outcome.json``.
+
+    Raises:
+        StudyError: when the images can be iterated only once, no image has the view, or a side of the split is empty.
+    """
+    view, chosen = viewing or Viewing(), settings or ProbeSettings()
+    if iter(images) is images:
+        raise StudyError("images that can be iterated again", "an iterator", "Give a list, or stimuli.folder_images(path).")
+    split = _split(images, chosen)
+    reports = {}
+    for name, subject in (("trained", model), ("untrained", untrained(model, seed=chosen.seed))):
+        probes = _fit(subject, images, view, chosen)
+        reports[name] = probes.reports()
+        if store is not None:
+            Path(store).mkdir(parents=True, exist_ok=True)
+            probes.save(Path(store) / f"{name}.safetensors")
+    about = {"model": model.name, "view": view.view, "settings": asdict(chosen), "images": split, "attention": model.attention}
+    outcome = ProbeOutcome(reports, about)
+    if store is not None:
+        (Path(store) / "outcome.json").write_text(outcome.to_json(), encoding="utf-8")
+    return outcome
+
+
+def untrained(model: HookedVLM, *, seed: int = 0) -> HookedVLM:
+    """Return a model of the same configuration and processing with HF's random initial weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        hf = type(model.hf)(copy.deepcopy(model.hf.config))
+    hf = hf.to(device=model.device, dtype=model.hf.dtype).eval()  # pyright: ignore[reportCallIssue]  # HF's decorator hides the signature
+    return HookedVLM(hf, model.processing, name=f"{model.name} (untrained)", box_format=model.box_format)
+
+
+def _split(images: Iterable[Stimulus], settings: ProbeSettings) -> dict[str, int]:
+    sides = [held_out(stimulus.id, settings) for stimulus in images]
+    counts = {"train": sides.count(False), "test": sides.count(True)}
+    if min(counts.values()) == 0:
+        raise StudyError("images on both sides of the split", str(counts), "Give more images, or another test_share.")
+    return counts
+
+
+def _fit(model: HookedVLM, images: Iterable[Stimulus], viewing: Viewing, settings: ProbeSettings) -> PositionProbes:
+    names = tuple(dict.fromkeys(address.name for address in find_addresses(model.sites, list(viewing.sites))))
+    probes: PositionProbes | None = None
+    for _ in range(settings.epochs):
+        for batch in _batches(model, _side(images, settings, test=False), viewing, names):
+            probes = probes or PositionProbes(_shapes(batch), settings, device=model.device)
+            probes.learn(batch)
+    if probes is None:
+        raise StudyError(f"images with a {viewing.view} view", "none", 'Probe view="global".')
+    for batch in _batches(model, _side(images, settings, test=True), viewing, names):
+        probes.judge(batch)
+    return probes
+
+
+def _side(images: Iterable[Stimulus], settings: ProbeSettings, *, test: bool) -> Iterator[Stimulus]:
+    return (stimulus for stimulus in images if held_out(stimulus.id, settings) == test)
+
+
+def _shapes(batch: ProbeBatch) -> dict[str, ProbeShape]:
+    return {
+        site: ProbeShape(tokens.states.shape[1], int(tokens.rows.max()) + 1, int(tokens.columns.max()) + 1)
+        for site, tokens in batch.sites.items()
+    }
+
+
+@torch.no_grad()
+def _batches(model: HookedVLM, images: Iterator[Stimulus], viewing: Viewing, names: tuple[str, ...]) -> Iterator[ProbeBatch]:
+    """Run the model over the images, and yield what the probes see; images without the view are passed over."""
+    while group := list(islice(images, viewing.batch_size)):
+        texts = [viewing.question] * len(group)
+        prompt = model.prepare([stimulus.image for stimulus in group], texts, options=viewing.options)
+        if not any(view.kind == viewing.view for layout in prompt.layouts for view in layout.views):
+            continue
+        _, cache = model.run_with_cache(prompt, names_filter=list(names))
+        ids = tuple(stimulus.id for stimulus in group)
+        yield ProbeBatch(ids, {name: site_tokens(cache, name, prompt, view=viewing.view) for name in names})
+
+
+def site_tokens(cache: Cache, name: str, prompt: Prompt, *, view: ViewKind) -> SiteTokens:
+    """Return a site's activations of the visual tokens (or patches) in views of one kind, with their places.
+
+    Patches of the tower come in raster order behind its class token, which is left out.
+
+    Raises:
+        StudyError: at a site that has neither positions nor visual tokens nor patches.
+    """
+    site, value = cache.sites[name], cache[name]
+    tables = [layout.visual_tokens() for layout in prompt.layouts]
+    if "patch" in site.dims:
+        return _patches(value, prompt, view)
+    kinds = [np.array([one.kind == view for one in layout.views])[t["view"]] for layout, t in zip(prompt.layouts, tables, strict=True)]
+    owners = np.concatenate([np.full(len(table), k) for k, table in enumerate(tables)])
+    rows, columns = (np.concatenate([table[axis] for table in tables]) for axis in ("row", "column"))
+    flat = _visual(value, site, [table["position"] for table in tables])
+    states = flat.flatten(1) if flat.ndim > 2 else flat
+    tokens = SiteTokens(states, torch.as_tensor(rows), torch.as_tensor(columns), torch.as_tensor(owners))
+    return tokens.keep(torch.as_tensor(np.concatenate(kinds)))
+
+
+def _visual(value: Tensor, site: Site, positions: list[np.ndarray]) -> Tensor:
+    """Return the activations of all visual tokens of a batch, example by example, by position."""
+    if "token" in site.dims:
+        return value.flatten(0, 1)
+    if "position" not in site.dims:
+        raise StudyError("a site with positions, visual tokens or patches", f"{site.name} {list(site.dims)}", "Probe a residual stream.")
+    return torch.cat([value[example, torch.as_tensor(where, device=value.device)] for example, where in enumerate(positions)])
+
+
+def _patches(value: Tensor, prompt: Prompt, view: ViewKind) -> SiteTokens:
+    views = [(example, one) for example, layout in enumerate(prompt.layouts) for one in layout.views]
+    sizes = {(one.grid[0] * one.merge, one.grid[1] * one.merge) for _, one in views}
+    if len(sizes) > 1:
+        raise StudyError("views of one size", listing([str(size) for size in sorted(sizes)]), "Probe images of one size together.")
+    rows, columns = sizes.pop()
+    chosen = [index for index, (_, one) in enumerate(views) if one.kind == view]
+    grids = value[chosen, value.shape[1] - rows * columns :].unflatten(1, (rows, columns))
+    tokens = SiteTokens.of_grids(grids)
+    owners = torch.tensor([views[index][0] for index in chosen])[tokens.owners]
+    return SiteTokens(tokens.states, tokens.rows, tokens.columns, owners)
