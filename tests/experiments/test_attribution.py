@@ -1,103 +1,79 @@
-"""Integrated gradients against a loop of one's own, and what they say of shipped models."""
+"""Attribution patching against true effects, a numerical derivative and the planted circuit."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from tests.conftest import picture
+from tests.engine.test_engine_equality import asked, scene
 
+from sightlens.engine import Engine
 from sightlens.errors import InterventionError, StudyError
-from sightlens.experiments import AnswerLikelihood, Cell, Integration, Study, Trial, integrated_gradients, pair_trials, register_tokens
-from sightlens.interventions import Ablate
-from sightlens.model import HookedVLM
-from sightlens.stimuli import Question, edits
-
-pytest.importorskip("captum")
-WHERE = Question("localization", "where is the red circle ?", "", box=(8.0, 4.0, 40.0, 30.0))
+from sightlens.experiments.attribution import attribute, screen
+from sightlens.interventions import Ablate, AblateHeads, Knockout, PatchIn
 
 
-def trial() -> Trial:
-    return Trial("one", Image.fromarray(picture()), WHERE)
-
-
-def likelihood(model, *interventions):
-    study = Study("likelihood", (Cell({"at": "here"}, interventions),), (trial(),), AnswerLikelihood())
-    return study.run(model, progress=False).records[0].values["logprob"][0]
-
-
-@pytest.mark.parametrize("channels", ["abs_then_sum", "sum_then_abs"])
-def test_scores_equal_a_loop_over_the_full_forward(model, channels):
-    one = trial()
-    bare = model.prepare(one.image, WHERE.text)
-    model.fit_mean([bare, model.prepare(picture(seed=3), WHERE.text)], source="noise")
-    found = integrated_gradients(model, one, settings=Integration(steps=5, channels=channels, rows=2))
-    taught = model.with_answers(bare, one.answer(model.box_format))
-    places = torch.as_tensor(found.positions)
-    visual = model.run_with_cache(taught, names_filter="hook_merged_embed")[1]["hook_merged_embed"].detach()[:, places]
-    baseline, total = model.donors["mean"].vector.expand_as(visual), torch.zeros_like(visual)
-    start, ids = bare.layout.length, taught.tensors["input_ids"][0, bare.layout.length :]
-    content = ~torch.as_tensor(model.box_format.format_mask([model.tokenizer.decode([k]) for k in ids.tolist()]))
-    for step in range(5):
-        point = (baseline + (step + 0.5) / 5 * (visual - baseline)).requires_grad_()
-
-        def put(value, hook, point=point):
-            return value.index_copy(1, places, point)
-
-        logits = model.run_with_hooks(taught, fwd_hooks=[("hook_merged_embed", put)])
-        logprobs = logits[0, start - 1 : -1].log_softmax(-1).gather(-1, ids[:, None])[:, 0]
-        total += torch.autograd.grad(logprobs[content].sum(), point)[0]
-    signed = ((visual - baseline) * total / 5)[0].detach()
-    expected = signed.abs().sum(-1) if channels == "abs_then_sum" else signed.sum(-1).abs()
-    assert np.allclose(found.scores, expected.numpy(), rtol=1e-3, atol=1e-5)
-    assert found.value == pytest.approx(likelihood(model), abs=1e-4)
-    assert found.baseline == pytest.approx(likelihood(model, Ablate("image", "mean")), abs=1e-4)
-    assert found.gap == pytest.approx(float(signed.sum()) - (found.value - found.baseline), abs=1e-3)
-    assert found.relative_gap == pytest.approx(abs(found.gap / (found.value - found.baseline)))
-    assert all(parameter.grad is None for parameter in model.hf.parameters())
-
-
-def test_top_tokens_are_a_set_of_the_prompt(model):
-    found = integrated_gradients(model, trial(), settings=Integration(steps=2, baseline="zero"))
-    order = found.positions[np.argsort(-found.scores)]
-    assert found.select(3).positions.tolist() == sorted(order[:3].tolist())
-    prompt = model.prepare(trial().image, WHERE.text)
-    assert not torch.equal(model(prompt, interventions=[Ablate(found.select(3), "zero")]), model(prompt))
-    for count in (0, len(found.scores) + 1):
-        with pytest.raises(StudyError, match="tokens"):
-            found.select(count)
-    with pytest.raises(InterventionError, match="fit_mean"):
-        integrated_gradients(model, trial())
-    with pytest.raises(StudyError, match="steps"):
-        Integration(steps=1)
-
-
-@pytest.mark.parametrize("name", ["sightlens/tiny-llava", "sightlens/tiny-internvl"])
-def test_on_shipped_models_the_gap_closes_and_the_object_comes_first(name):
-    model = HookedVLM.from_pretrained(name)
-    hits = chance = objects = 0.0
-    gaps = {"few": [], "many": []}
-    for one in pair_trials(edits.pairs(4, seed=900_001)):
-        found = integrated_gradients(model, one, settings=Integration(steps=40, rows=40))
-        inside = found.layout.object(one.mask)
-        hits += (found.select(inside.count) & inside).count
-        chance += inside.count**2 / len(found.scores)
-        objects += inside.count
-        gaps["many"].append(found.relative_gap)
-        gaps["few"].append(integrated_gradients(model, one, settings=Integration(steps=4)).relative_gap)
-    assert hits / objects > 0.5 > 2 * chance / objects
-    assert np.median(gaps["many"]) < 0.03
-    assert np.median(gaps["many"]) < np.median(gaps["few"])
+def difference(logits):
+    return logits[:, -1, 12] - logits[:, -1, 20]
 
 
 @torch.no_grad()
-def test_register_tokens_are_those_of_unusual_norm(model):
-    prompt = model.prepare([picture(), picture(seed=1)], ["is there a star ?", "where is the red circle in the image ?"])
-    _, cache = model.run_with_cache(prompt, names_filter="hook_merged_embed")
-    for k, (layout, found) in enumerate(zip(prompt.layouts, register_tokens(model, prompt, deviations=1.0), strict=True)):
-        places = layout.visual_tokens()["position"]
-        norms = cache["hook_merged_embed"][k].norm(dim=-1).numpy()[places]
-        expected = places[norms > norms.mean() + norms.std(ddof=1)]
-        assert len(expected)
-        assert found.positions.tolist() == expected.tolist()
+def test_it_is_exact_where_the_metric_is_linear(model):
+    prompt, _ = scene(model)
+    names = ["ln_final.hook_out"]
+    donors = {"clean": model.run_with_cache(asked(model, batch=2, seed=7), names_filter=names)[1]}
+    cells = [PatchIn("ln_final.hook_out", at="last"), Ablate("last", "zero", site="ln_final.hook_out")]
+    estimates = attribute(model, prompt, cells, difference, donors=donors)
+    clean, *found = Engine(model).plan(prompt, [[], *([cell] for cell in cells)], donors=donors).logits()
+    true = np.stack([(difference(logits) - difference(clean)).numpy() for logits in found])
+    assert np.abs(true).max() > 0.1
+    assert np.allclose(estimates, true, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        PatchIn("blocks.1.attn.hook_z", heads=(2,), mode="interpolate", alpha=1e-3),
+        PatchIn("blocks.0.hook_resid_mid", at="image", mode="interpolate", alpha=1e-3),
+        PatchIn("blocks.1.attn.hook_k", at="image", heads=(1,), mode="interpolate", alpha=1e-3),
+        PatchIn("hook_merged_embed", at="object", mode="interpolate", alpha=1e-3),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_small_changes_have_the_estimated_effect(model, cell):
+    prompt, _ = scene(model)
+    donors = {"clean": model.run_with_cache(asked(model, batch=2, seed=7), names_filter=[cell.site])[1]}
+    estimate = attribute(model, prompt, [cell], difference, donors=donors)[0]
+    model.hf.double()
+    prompt = prompt.to("cpu")
+    wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in prompt.tensors.items()}
+    prompt = type(prompt)(wide, prompt.layouts, prompt.images, prompt.texts, prompt.options)
+    donors = {"clean": donors["clean"].to(dtype=torch.float64)}
+    true = difference(model(prompt, interventions=[cell], donors=donors)) - difference(model(prompt))
+    assert estimate == pytest.approx(true.numpy(), rel=0.05, abs=1e-6)
+    assert np.abs(estimate).max() > 1e-6
+
+
+def test_a_screen_ranks_and_says_how_well(model):
+    prompt, donors = scene(model)
+    cells = [
+        PatchIn(f"blocks.{layer}.attn.hook_z", heads=(head,), mode="interpolate", alpha=0.05) for layer in range(3) for head in range(4)
+    ]
+    found = screen(Engine(model), prompt, cells, difference, donors=donors, check=12)
+    assert found.estimates.shape == (12, 2)
+    assert len(found.measured) == 12
+    assert found.rank_correlation > 0.9
+    some = screen(Engine(model), prompt, cells, difference, donors=donors, check=4)
+    ranking = found.estimates.mean(1).argsort()
+    assert {int(ranking[0]), int(ranking[-1])} <= set(some.measured)
+    with pytest.raises(StudyError, match="two or more"):
+        screen(Engine(model), prompt, cells[:1], difference, donors=donors)
+
+
+def test_what_has_no_derivative_is_refused(model):
+    prompt, _ = scene(model)
+    for cell in (Knockout("last", "image"), Ablate("image", "zero", site="hook_visual_embed")):
+        with pytest.raises(InterventionError, match="writes values at hook_merged_embed or later"):
+            attribute(model, prompt, [cell], difference, donors={})
+    assert attribute(model, prompt, [AblateHeads(((0, 1),))], difference, donors={}).shape == (1, 2)

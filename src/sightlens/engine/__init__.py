@@ -6,5 +6,6 @@ from sightlens.engine.engine import Engine, Reads
 from sightlens.engine.explanation import Explanation
 from sightlens.engine.plan import Plan
 from sightlens.engine.prefix import Keep
+from sightlens.engine.reading import Reader, read_states, share_passes
 
-__all__ = ["Engine", "Explanation", "Keep", "Plan", "Reads"]
+__all__ = ["Engine", "Explanation", "Keep", "Plan", "Reader", "Reads", "read_states", "share_passes"]

@@ -31,7 +31,7 @@ def stepping_over(sites: Sites, point: Point, z: Tensor | None, *, read: Sequenc
     skipped = point.layer + (point.stage is Stage.AFTER_LAYER)
     with ExitStack() as stack:
         for layer in range(skipped):
-            stack.enter_context(_forward_as(sites.point(f"blocks.{layer}.hook_resid_post").module, _pass_through))
+            stack.enter_context(_forward_as(sites.block(layer), _pass_through))
         if point.stage is Stage.AFTER_ATTENTION:
             project = sites.point(f"blocks.{point.layer}.attn.hook_z").module
 
@@ -42,6 +42,15 @@ def stepping_over(sites: Sites, point: Point, z: Tensor | None, *, read: Sequenc
         mlp, inner = sites.mlp(sites.n_layers - 1)
         if point.stage is not Stage.AFTER_LAYER and not any(site.has_hooks() for site in inner):
             stack.enter_context(_forward_as(mlp, partial(_only_at, mlp.forward, list(read))))
+        yield
+
+
+@contextmanager
+def stopping_after(sites: Sites, layer: int) -> Iterator[None]:
+    """Let the decoder pass a layer's output through every later layer, while the context is open; -1 skips all of them."""
+    with ExitStack() as stack:
+        for later in range(layer + 1, sites.n_layers):
+            stack.enter_context(_forward_as(sites.block(later), _pass_through))
         yield
 
 

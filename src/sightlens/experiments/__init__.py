@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sightlens.experiments.ablation import ablate_tokens, token_effects
-from sightlens.experiments.attribution import Attribution, Integration, integrated_gradients, register_tokens
+from sightlens.experiments.attribution import Screen, attribute, screen
+from sightlens.experiments.integrated_gradients import Attribution, Integration, integrated_gradients, register_tokens
 from sightlens.experiments.measures import AnswerLikelihood, GeneratedAnswer, Measure
 from sightlens.experiments.outcome import Outcome
 from sightlens.experiments.position_probes import ProbeOutcome, Viewing, position_probes, untrained
@@ -22,10 +23,12 @@ __all__ = [
     "Measure",
     "Outcome",
     "ProbeOutcome",
+    "Screen",
     "Study",
     "Trial",
     "Viewing",
     "ablate_tokens",
+    "attribute",
     "integrated_gradients",
     "knockout_windows",
     "layer_windows",
@@ -34,6 +37,7 @@ __all__ = [
     "position_probes",
     "published_numbers",
     "register_tokens",
+    "screen",
     "token_effects",
     "untrained",
 ]

@@ -1,173 +1,138 @@
-"""Which visual tokens does an answer's probability come from? Integrated gradients, and tokens of unusual norm."""
+"""Attribution patching: the effect of many patches from one backward pass, as a first screen before true patching.
+
+First-order estimate of Nanda 2023 and Syed et al. 2023 (arXiv 2310.10348): the change that an intervention makes to an
+activation, times the gradient of the metric there. It is exact where the metric depends linearly on the activation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from sightlens.errors import ExtraError, InterventionError, StudyError
-from sightlens.experiments.measures import counted_tokens
-from sightlens.experiments.trial import Trial
+from sightlens.engine import Engine
+from sightlens.engine.engine import read_positions
+from sightlens.engine.start import site_point
+from sightlens.errors import InterventionError, StudyError
 from sightlens.families import Prompt
-from sightlens.interventions import Mean
-from sightlens.layout import Layout, TokenSet
-from sightlens.metrics import answer_logprobs
+from sightlens.interventions import Intervention
 from sightlens.model import HookedVLM
+from sightlens.model.apply import Donor, Values, changes
+from sightlens.model.rows import Row
 
+Metric = Callable[[Float[Tensor, "example read vocab"]], Float[Tensor, " example"]]
+"""From logits at the positions that are read to one number per example."""
 MERGED = "hook_merged_embed"
 
 
-@dataclass(frozen=True)
-class Integration:
-    """How gradients are integrated; the paper states 50 steps and the mean baseline (arXiv 2605.19792, selectors).
-
-    Attributes:
-        steps: between the baseline and the input.
-        method: captum's rule; "riemann_middle" averages over evenly spaced steps, as the paper does but for half a step;
-            "gausslegendre" closes the completeness gap with fewer.
-        baseline: "mean", the donor that the model was given, or "zero", at visual positions; text stays as it is.
-        channels: whether a token's score is the sum of absolute contributions of its channels ("abs_then_sum", as public code of
-            the paper's ancestors) or the absolute value of their sum ("sum_then_abs"); they rank tokens differently.
-        rows: steps run at once.
-    """
-
-    steps: int = 50
-    method: Literal["riemann_middle", "gausslegendre"] = "riemann_middle"
-    baseline: Literal["mean", "zero"] = "mean"
-    channels: Literal["abs_then_sum", "sum_then_abs"] = "abs_then_sum"
-    rows: int = 8
-
-    def __post_init__(self) -> None:
-        """Refuse too few steps or rows."""
-        if self.steps < 2 or self.rows < 1:
-            raise StudyError("at least 2 steps and 1 row", f"{self.steps} and {self.rows}", "Use 50 steps.")
-
-
 @dataclass(frozen=True, eq=False)
-class Attribution:
-    """A score for every visual token of one example.
+class Screen:
+    """Estimated effects of all cells, and true ones of some.
 
     Attributes:
-        scores: not negative, in the order of positions.
-        positions: of the visual tokens.
-        layout: of the prompt without its answer.
-        value: log-probability of the answer's counted tokens, in nats.
-        baseline: the same with the baseline at all visual positions.
-        gap: sum of all signed contributions minus ``value - baseline``; 0 if the integration were exact.
+        estimates: ``[cell, example]``: estimated change of the metric.
+        measured: by cell, the true change per example, from the engine.
+        rank_correlation: Spearman's ρ between estimated and true mean effects over the measured cells.
     """
 
-    scores: Float[np.ndarray, " token"]
-    positions: Int[np.ndarray, " token"]
-    layout: Layout
-    value: float
-    baseline: float
-    gap: float
-
-    @property
-    def relative_gap(self) -> float:
-        """The gap as a share of ``value - baseline``; report it beside the scores. NaN where nothing changed."""
-        change = self.value - self.baseline
-        return abs(self.gap / change) if change else float("nan")
-
-    def select(self, count: int) -> TokenSet:
-        """Return the tokens of the highest scores, for the prompt that was scored; ties go to the earlier position.
-
-        Raises:
-            StudyError: when there are not so many tokens.
-        """
-        if not 0 < count <= len(self.scores):
-            raise StudyError(f"1 to {len(self.scores)} tokens", str(count), "Take as many as the object has.")
-        order = np.argsort(-self.scores, kind="stable")[:count]
-        return self.layout.at(self.positions[order], name=f"integrated_gradients({count})")
+    estimates: Float[np.ndarray, "cell example"]
+    measured: Mapping[int, Float[np.ndarray, " example"]]
+    rank_correlation: float
 
 
-def integrated_gradients(model: HookedVLM, trial: Trial, *, settings: Integration | None = None) -> Attribution:
-    """Score each visual token by how much of the right answer's log-probability it brings, with captum.
+def attribute(
+    model: HookedVLM, prompt: Prompt, cells: Sequence[Intervention], metric: Metric, *, donors: Mapping[str, Donor], reads: str = "last"
+) -> Float[np.ndarray, "cell example"]:
+    """Estimate how each cell, alone, changes a metric: one forward and one backward pass for all of them.
 
-    ``IG = (x − b) · ∫ ∂F/∂x`` at the merged embedding (Sundararajan et al. 2017, arXiv 1703.01365), F the log-probability of the
-    answer under teacher forcing; of a box, of its coordinates only.
+    Args:
+        model: that runs.
+        prompt: one example or a batch.
+        cells: interventions that write values at the merged embedding or later (Ablate, PatchIn, AblateHeads).
+        metric: of the logits that are read, per example.
+        donors: values that cells take by name, beside ``model.donors``.
+        reads: which logits the metric gets, as for `Engine.plan`.
 
     Raises:
-        ExtraError: without captum.
-        InterventionError: when the baseline is "mean" and the model has no dataset mean.
+        InterventionError: for another kind of intervention, or one that acts before the merged embedding.
     """
-    chosen = settings or Integration()
-    bare = model.prepare(trial.image, trial.question.text)
-    prompt = model.with_answers(bare, trial.answer(model.box_format))
-    positions = bare.layout.visual_tokens()["position"]
-    score, visual = _score(model, trial, prompt, positions)
-    baseline = _baseline(model, chosen, visual)
-    contributions = _integrate(score, visual, baseline, chosen)
-    with torch.no_grad():
-        value, reference = float(score(visual)), float(score(baseline))
-    channels = contributions[0].double()
-    scores = channels.abs().sum(-1) if chosen.channels == "abs_then_sum" else channels.sum(-1).abs()
-    gap = float(channels.sum()) - (value - reference)
-    return Attribution(scores.cpu().numpy(), positions.astype(np.int64), bare.layout, value, reference, gap)
+    rows = [[Row(example, (cell,)) for example in range(len(prompt))] for cell in cells]
+    with model.sites.window.showing(prompt.layouts, range(len(prompt))):
+        writes = [list(changes(model.sites, row, {**model.donors, **donors})) for row in rows]
+        for cell, found in zip(cells, writes, strict=True):
+            _check(model, cell, found)
+        names = sorted({name for found in writes for name, _ in found})
+        values, gradients = _gradients(model, prompt, names, metric, read_positions(prompt, reads))
+        model.sites.window.start, model.sites.window.stop = 0, prompt.layouts[0].length
+        estimates = np.zeros((len(cells), len(prompt)))
+        for index, found in enumerate(writes):
+            for name, write in found:
+                for example in range(len(prompt)):
+                    delta = write.delta(values[name], model.sites.point(name).site, model.sites.window, example)
+                    estimates[index, example] += float((delta * gradients[name]).sum())
+    return estimates
 
 
-@torch.no_grad()
-def register_tokens(model: HookedVLM, prompt: Prompt, *, deviations: float = 2.0) -> tuple[TokenSet, ...]:
-    """Return each example's visual tokens whose merged embedding has an unusually large norm: the selector ``register(…)``.
+def screen(
+    engine: Engine, prompt: Prompt, cells: Sequence[Intervention], metric: Metric, *, donors: Mapping[str, Donor], check: int = 16
+) -> Screen:
+    """Estimate all cells, and measure some truly: those spread evenly over the ranking, its two ends among them.
 
-    Schaumlöffel et al. 2026 (arXiv 2605.19792), register tokens: above the mean by two (sample) standard deviations.
+    The metric reads the logits of the last position.
+
+    Args:
+        engine: that measures.
+        prompt: one example or a batch.
+        cells: as for `attribute`.
+        metric: of the logits, per example.
+        donors: values that cells take by name.
+        check: how many cells to measure, two or more.
+
+    Raises:
+        StudyError: when there are fewer than two cells to measure.
     """
-    _, cache = model.run_with_cache(prompt, names_filter=MERGED)
-    norms = cache[MERGED].float().norm(dim=-1).double().cpu().numpy()
-    return tuple(
-        layout.select(f"register({deviations})", norms=norms[k, layout.visual_tokens()["position"]])
-        for k, layout in enumerate(prompt.layouts)
-    )
+    if min(check, len(cells)) < 2:
+        raise StudyError("two or more cells to measure", f"check={check} of {len(cells)}", "A rank correlation needs two.")
+    estimates = attribute(engine.model, prompt, cells, metric, donors=donors)
+    ranking = estimates.mean(1).argsort()
+    chosen = [int(cell) for cell in ranking[np.linspace(0, len(cells) - 1, min(check, len(cells))).round().astype(int)]]
+    clean, *logits = engine.plan(prompt, [[], *([cells[cell]] for cell in chosen)], donors=donors).logits()
+    measured = {cell: (metric(found) - metric(clean)).double().numpy(force=True) for cell, found in zip(chosen, logits, strict=True)}
+    true, estimated = [measured[cell].mean() for cell in chosen], [estimates[cell].mean() for cell in chosen]
+    table = pd.DataFrame({"true": true, "estimated": estimated})
+    return Screen(estimates, measured, float(table.corr(method="spearman").loc["true", "estimated"]))
 
 
-Score = Callable[[Float[Tensor, "row token d_model"]], Float[Tensor, " row"]]
+def _check(model: HookedVLM, cell: Intervention, writes: Sequence[tuple[str, Values]]) -> None:
+    early = [name for name, _ in writes if site_point(name, model.sites.n_layers) is None]
+    if early or not writes:
+        got = f"{cell}" if not writes else f"{cell}, which acts at {early[0]}"
+        raise InterventionError("an intervention that writes values at hook_merged_embed or later", got, "Measure it with the engine.")
 
 
-def _score(model: HookedVLM, trial: Trial, prompt: Prompt, positions: np.ndarray) -> tuple[Score, Tensor]:
-    """Return F as a function of the visual tokens' merged embeddings, and those of the prompt."""
-    with torch.no_grad():
-        _, cache = model.run_with_cache(prompt, names_filter=MERGED)
-    merged, where = cache[MERGED].detach(), torch.as_tensor(positions, device=model.device)
-    start = prompt.layout.prompt_stop
-    answer = prompt.tensors["input_ids"][:, start:]
-    keep = counted_tokens(model, trial, answer[0].tolist()).to(model.device)
+def _gradients(
+    model: HookedVLM, prompt: Prompt, names: Sequence[str], metric: Metric, read: Sequence[int]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return activations and the gradient of the metric's sum over examples; the vision tower is left out of the graph."""
+    kept: dict[str, Tensor] = {}
 
-    def score(visual: Tensor) -> Tensor:
-        rows = len(visual)
-        embeds = merged.expand(rows, -1, -1).index_copy(1, where, visual.to(merged.dtype))
-        masks = {name: prompt.tensors[name].expand(rows, -1) for name in ("attention_mask", "position_ids")}
-        logits = model.hf(inputs_embeds=embeds, **masks, use_cache=False).logits
-        return (answer_logprobs(logits, answer.expand(rows, -1), prompt_len=start) * keep).sum(-1)
+    def leaf(value: Tensor, hook: object) -> Tensor:
+        return value.detach().requires_grad_()
 
-    return score, merged[:, where].float()
+    def keep(value: Tensor, hook: object) -> Tensor:
+        # a tensor of its own, since a hook may see a view (split into heads) that the model does not go on with
+        kept[hook.name] = value.clone()  # pyright: ignore[reportAttributeAccessIssue]  # a LiveSite
+        return kept[hook.name]  # pyright: ignore[reportAttributeAccessIssue]
 
-
-def _baseline(model: HookedVLM, settings: Integration, visual: Tensor) -> Tensor:
-    if settings.baseline == "zero":
-        return torch.zeros_like(visual)
-    mean = model.donors.get("mean")
-    if not isinstance(mean, Mean) or mean.site != MERGED:
-        got = "none" if mean is None else f"{type(mean).__name__} of another site"
-        raise InterventionError(f"the donor 'mean', measured at {MERGED}", got, "Call model.fit_mean(prompts, source=…) first.")
-    return mean.vector.to(visual).expand_as(visual)
-
-
-def _integrate(score: Score, visual: Tensor, baseline: Tensor, settings: Integration) -> Tensor:
-    method: Any = _captum_gradients()(score)
-    return method.attribute(
-        visual, baselines=baseline, n_steps=settings.steps, method=settings.method, internal_batch_size=settings.rows
-    ).detach()
-
-
-def _captum_gradients() -> Any:
-    try:
-        from captum.attr import IntegratedGradients
-    except ImportError as problem:
-        raise ExtraError.missing("captum", "attribution") from problem
-    return IntegratedGradients
+    hooks = [(MERGED, leaf), *((name, keep) for name in names)]
+    with torch.enable_grad(), model.hooks(fwd_hooks=hooks):
+        logits = model.hf(**prompt.tensors, use_cache=False, logits_to_keep=torch.tensor(read, device=model.device)).logits
+        total = metric(logits).sum()
+    found = torch.autograd.grad(total, [kept[name] for name in names], allow_unused=True)
+    gradients = {name: torch.zeros_like(kept[name]) if g is None else g for name, g in zip(names, found, strict=True)}
+    return {name: value.detach() for name, value in kept.items()}, gradients

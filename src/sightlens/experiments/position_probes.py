@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from sightlens.engine import read_states
 from sightlens.errors import StudyError, listing
 from sightlens.families import ImageOptions, Prompt
 from sightlens.families.sites import Site
@@ -162,7 +163,6 @@ def _shapes(batch: ProbeBatch) -> dict[str, ProbeShape]:
     }
 
 
-@torch.no_grad()
 def _batches(model: HookedVLM, images: Iterator[Stimulus], viewing: Viewing, names: tuple[str, ...]) -> Iterator[ProbeBatch]:
     """Run the model over the images, and yield what the probes see; images without the view are passed over."""
     while group := list(islice(images, viewing.batch_size)):
@@ -170,7 +170,7 @@ def _batches(model: HookedVLM, images: Iterator[Stimulus], viewing: Viewing, nam
         prompt = model.prepare([stimulus.image for stimulus in group], texts, options=viewing.options)
         if not any(view.kind == viewing.view for layout in prompt.layouts for view in layout.views):
             continue
-        _, cache = model.run_with_cache(prompt, names_filter=list(names))
+        cache = read_states(model, prompt, names)
         ids = tuple(stimulus.id for stimulus in group)
         yield ProbeBatch(ids, {name: site_tokens(cache, name, prompt, view=viewing.view) for name in names})
 

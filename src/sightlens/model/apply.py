@@ -98,6 +98,12 @@ class Values(Write):
             flat[where] = self.change(flat[where], spot).to(flat.dtype)
         return len(spot.places)
 
+    def delta(self, value: Tensor, site: Site, window: Window, row: int) -> Tensor:
+        """Return what the write would add to a site's activations in one row."""
+        new = value.clone()
+        self(new.flatten(0, 1), site, window, row)
+        return new - value
+
 
 @contextmanager
 def applied(sites: Sites, rows: Sequence[Row], donors: Mapping[str, Donor], *, touched: Touched) -> Iterator[None]:
@@ -130,6 +136,13 @@ def applied(sites: Sites, rows: Sequence[Row], donors: Mapping[str, Donor], *, t
             stack.callback(point.drop, handle)
         stack.enter_context(knock_out(sites, knockouts, touched))
         yield
+
+
+def changes(sites: Sites, rows: Sequence[Row], donors: Mapping[str, Donor]) -> Iterator[tuple[str, Values]]:
+    """Yield the hook names and new values of all interventions that write values; others are left out."""
+    for edit in edits(rows):
+        if not isinstance(edit.intervention, Knockout):
+            yield from ((name, write) for name, write in _writes(sites, edit, donors) if isinstance(write, Values))
 
 
 @dataclass(frozen=True)

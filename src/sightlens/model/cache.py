@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -62,6 +62,10 @@ class Cache(Mapping[str, Tensor]):
         """Names, shapes and memory."""
         megabytes = sum(value.nbytes for value in self._values.values()) / 2**20
         return f"Cache({listing(list(self._values), limit=6)}; {megabytes:.1f} MiB)"
+
+    def only(self, names: Sequence[str]) -> Cache:
+        """Return a cache of some of the captured names, which share their memory with this one."""
+        return Cache({name: self._values[name] for name in names}, self.sites, self.window)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Cache:
         """Return a copy on another device or in another dtype."""

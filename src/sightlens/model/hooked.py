@@ -31,6 +31,8 @@ from sightlens.model.sites import Sites
 from sightlens.model.taps import LiveSite
 
 Hooks = Sequence[tuple[str, HookFunction]]
+Keep = Literal["all", "last"]
+KEPT: Mapping[Keep, int] = {"all": 0, "last": 1}
 
 
 class HookedVLM:
@@ -188,7 +190,7 @@ class HookedVLM:
         *,
         interventions: Sequence[Intervention] = (),
         donors: Mapping[str, Donor] | None = None,
-        keep: Literal["all", "last"] = "all",
+        keep: Keep = "all",
     ) -> Logits:
         """Run the model.
 
@@ -202,7 +204,7 @@ class HookedVLM:
             Logits ``[batch, position, vocab]``.
         """
         with self._running(prompt, interventions, donors):
-            return self.hf(**prompt.tensors, use_cache=False, logits_to_keep=0 if keep == "all" else 1).logits
+            return self.hf(**prompt.tensors, use_cache=False, logits_to_keep=KEPT[keep]).logits
 
     def run_with_hooks(self, prompt: Prompt, *, fwd_hooks: Hooks = (), interventions: Sequence[Intervention] = ()) -> Logits:
         """Run the model with hook functions ``fn(activation, hook)`` at names or addresses, as TransformerLens does.
@@ -227,6 +229,7 @@ class HookedVLM:
         names_filter: NameFilter = None,
         interventions: Sequence[Intervention] = (),
         donors: Mapping[str, Donor] | None = None,
+        keep: Keep = "all",
     ) -> tuple[Logits, Cache]:
         """Run the model and keep activations.
 
@@ -236,6 +239,7 @@ class HookedVLM:
                 which keeps only that part), or a function of the name. None keeps everything but ``hook_result``.
             interventions: applied before anything is kept.
             donors: values that interventions take by name.
+            keep: logits of all positions, or of the last only.
 
         Returns:
             Logits ``[batch, position, vocab]`` and the cache.
@@ -245,7 +249,7 @@ class HookedVLM:
         keepers = [(str(address), keeper(address, self.sites.point(address.name), kept)) for address in addresses]
         with self._running(prompt, interventions, donors):
             with self.hooks(fwd_hooks=keepers):
-                logits = self.hf(**prompt.tensors, use_cache=False).logits
+                logits = self.hf(**prompt.tensors, use_cache=False, logits_to_keep=KEPT[keep]).logits
             window = self.sites.window.snapshot()
         check_kept(addresses, kept, images="pixel_values" in prompt.tensors)
         return logits, Cache(kept, {name: point.site for name, point in self.sites.points.items()}, window)

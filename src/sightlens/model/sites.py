@@ -37,6 +37,10 @@ class Sites:
         """Layers of the language model."""
         return len(self._attention)
 
+    def block(self, layer: int) -> nn.Module:
+        """Return a layer of the language model."""
+        return self.points[f"blocks.{layer}.hook_resid_pre"].module
+
     def mlp(self, layer: int) -> tuple[nn.Module, list[LiveSite]]:
         """Return the MLP of a language-model layer, and the hook points inside it."""
         inner = [point for name, point in self.points.items() if name.startswith(f"blocks.{layer}.mlp.")]
