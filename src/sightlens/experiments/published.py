@@ -46,7 +46,7 @@ def published_numbers(experiment: str | None = None) -> pd.DataFrame:
         raise StudyError(f"an experiment among {listing(known, limit=20)}", repr(experiment), "Check the spelling.")
     frame = pd.DataFrame([row for row in rows if experiment in (None, row["experiment"])])
     last = ["metric", "value", "approximate", "source"]
-    return frame[[name for name in frame.columns if name not in last] + last]
+    return frame.loc[:, [name for name in frame.columns if name not in last] + last]
 
 
 def _plain(number: dict[str, object]) -> dict[str, object]:
