@@ -13,7 +13,6 @@ from tests.conftest import hooked, picture
 from tests.tiny import VARIANTS
 
 from sightlens.errors import StoreError, StudyError
-from sightlens.experiments import study as study_module
 from sightlens.experiments import (
     AnswerLikelihood,
     Cell,
@@ -26,6 +25,7 @@ from sightlens.experiments import (
     pair_trials,
     token_effects,
 )
+from sightlens.experiments import study as study_module
 from sightlens.interventions import Ablate, Knockout
 from sightlens.stimuli import Question, edits, questions, shapes
 

@@ -198,7 +198,8 @@ class Plan:
             caches.append(self._filled(one, [job for other, job in batch if other is one], touched, room=settings["max_new_tokens"] + 1))
         rows = [job.row for _, job in batch]
         inputs = {
-            name: tensor[self._examples([job for _, job in batch])] for name, tensor in self.prompt.generation_inputs(pixels=False).items()
+            name: tensor[..., self._examples([job for _, job in batch]), :]
+            for name, tensor in self.prompt.generation_inputs(pixels=False).items()
         }
         with self._applied(rows, touched):
             texts = self._decode({**inputs, cache_keyword(): joined(caches)}, settings)

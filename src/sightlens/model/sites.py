@@ -25,7 +25,8 @@ class Sites:
             listed: its family's sites.
         """
         self.points = {site.name: LiveSite(site, hf) for site in listed}
-        self.decoder = hf.get_submodule(self.points["hook_merged_embed"].site.module)
+        layers, _, _ = self.points["blocks.0.hook_resid_pre"].site.module.rpartition(".")
+        self.decoder = hf.get_submodule(layers.rpartition(".")[0])
         self.window = Window.of(hf, self.decoder)
         patterns = [point for point in self.points.values() if point.site.layer is not None and point.site.name.endswith("hook_pattern")]
         self._attention = [point.module for point in patterns]
