@@ -197,10 +197,8 @@ class Plan:
         for one in dict.fromkeys(one for one, _ in batch):
             caches.append(self._filled(one, [job for other, job in batch if other is one], touched, room=settings["max_new_tokens"] + 1))
         rows = [job.row for _, job in batch]
-        inputs = {
-            name: tensor[..., self._examples([job for _, job in batch]), :]
-            for name, tensor in self.prompt.generation_inputs(pixels=False).items()
-        }
+        given, examples = self.prompt.generation_inputs(pixels=False), self._examples([job for _, job in batch])
+        inputs = {name: tensor[..., examples, :] for name, tensor in given.items()}
         with self._applied(rows, touched):
             texts = self._decode({**inputs, cache_keyword(): joined(caches)}, settings)
         touched.check(rows)

@@ -31,7 +31,7 @@ def stepping_over(sites: Sites, point: Point, z: Tensor | None, *, read: Sequenc
     skipped = point.layer + (point.stage is Stage.AFTER_LAYER)
     with ExitStack() as stack:
         for layer in range(skipped):
-            stack.enter_context(_forward_as(sites.point(f"blocks.{layer}.hook_resid_post").module, _pass_through))
+            stack.enter_context(_forward_as(sites.point(f"blocks.{layer}.hook_resid_pre").module, _pass_through))
         if point.stage is Stage.AFTER_ATTENTION:
             project = sites.point(f"blocks.{point.layer}.attn.hook_z").module
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 from sightlens.errors import FamilyError
 from sightlens.families.family import Family, Grid, ImageOptions, Place, ViewedImage
-from sightlens.families.sites import DecoderNames, Output, Site, decoder_shape, decoder_sites
+from sightlens.families.sites import DecoderNames, Input, Site, decoder_shape, decoder_sites
 from sightlens.metrics import BoxFormat
 
 NAMES = DecoderNames(layers="model.layers", norm="model.norm", embed="model.embed_tokens", decoder="model")
@@ -31,10 +31,10 @@ class TextFamily(Family):
 
     def sites(self, config: PreTrainedConfig) -> tuple[Site, ...]:
         """List the decoder's hook names."""
-        # the decoder embeds its ids itself; written after hook_embed, which is the same tensor
-        embedded = {"module": NAMES.embed, "tap": Output(last=True), "hf": "embed_tokens output"}
         listed = decoder_sites(decoder_shape(config), NAMES)
-        return tuple(replace(site, **embedded) if site.name == "hook_merged_embed" else site for site in listed)
+        # the decoder embeds its ids itself, so its first layer is the first to be given embeddings
+        first = {"module": f"{NAMES.layers}.0", "tap": Input(first=True), "hf": "embed_tokens output"}
+        return tuple(replace(site, **first) if site.name == "hook_merged_embed" else site for site in listed)
 
     def image_token_id(self, config: PreTrainedConfig) -> int | None:
         """No position is visual."""

@@ -156,17 +156,17 @@ class _Rewriter:
 
 
 def _writes(sites: Sites, edit: Edit, donors: Mapping[str, Donor]) -> Iterator[tuple[str, Write]]:
-    intervention = edit.intervention
+    intervention, pictures = edit.intervention, any(layout.views for layout in sites.window.layouts)
     if isinstance(intervention, Ablate):
-        for name in _with_companions(sites, [intervention.site], follow=intervention.reinjected):
+        for name in with_companions(sites, [intervention.site], follow=pictures and intervention.reinjected):
             _check_writable(sites.point(name).site, intervention.heads)
             yield name, Values(edit, intervention.at, intervention.heads, _ablation(intervention, name, donors))
     elif isinstance(intervention, PatchIn):
-        for name in _with_companions(sites, matching(sites, intervention), follow=intervention.reinjected):
+        for name in with_companions(sites, matching(sites, intervention), follow=pictures and intervention.reinjected):
             _check_writable(sites.point(name).site, intervention.heads)
             yield name, Values(edit, intervention.at, intervention.heads, _patch(intervention, name, donors), ("prefill",))
     elif isinstance(intervention, Rearrangement):
-        for name in _with_companions(sites, [intervention.site], follow=True):
+        for name in with_companions(sites, [intervention.site], follow=pictures):
             _check_writable(sites.point(name).site, None)
             yield name, Copies(edit, intervention)
     elif isinstance(intervention, AblateHeads):
@@ -179,9 +179,8 @@ def _writes(sites: Sites, edit: Edit, donors: Mapping[str, Donor]) -> Iterator[t
         raise InterventionError("a kind that sightlens.interventions offers", type(intervention).__name__, "Use one of those.")
 
 
-def _with_companions(sites: Sites, names: Sequence[str], *, follow: bool) -> list[str]:
-    """Add the sites at which what the named ones hold comes in again, if there are pictures and the intervention follows them."""
-    follow = follow and any(layout.views for layout in sites.window.layouts)
+def with_companions(sites: Sites, names: Sequence[str], *, follow: bool) -> list[str]:
+    """Add the sites at which what the named ones hold comes in again, if the intervention follows it there."""
     return [*names, *(other for name in names if follow for other in sites.point(name).site.companions)]
 
 

@@ -60,7 +60,7 @@ class HookedVLM:
         check_versions()
         processing.family.check_config(hf.config)
         self.hf, self.processing, self.name = hf, processing, name
-        self.sites = Sites(hf, processing.family.sites(hf.config))
+        self.sites = Sites(hf, processing.family.sites(hf.config), bidirectional_images=processing.family.bidirectional_images)
         self.cfg = lens_config(hf, name)
         self.donors: dict[str, Donor] = {}
         self._box_format = box_format
@@ -104,8 +104,7 @@ class HookedVLM:
 
         Args:
             hf: of a known family.
-            processor: HF's processor, or anything with ``tokenizer`` and ``image_processor``; a tokenizer alone for a family
-                without pictures.
+            processor: HF's, or anything with ``tokenizer`` and ``image_processor``; for a language model its tokenizer.
 
         Raises:
             FamilyError: an unknown family or configuration.
