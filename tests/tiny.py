@@ -94,6 +94,7 @@ VARIANTS = [
     Variant("internvl", "qwen3", "rms_norm"),
     Variant("internvl", "llama", "layer_norm"),
     Variant("llava_next", "mistral", "clip"),
+    Variant("llava_next", "llama", "clip"),
     Variant("llava_onevision", "qwen2", "siglip"),
     Variant("gemma3", "gemma3", "siglip"),
     Variant("qwen2_5_vl", "qwen2", "windows"),

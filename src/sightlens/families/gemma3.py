@@ -34,7 +34,7 @@ SMALLEST_CROP, MOST_CROPS, SMALLEST_RATIO = 256, 4, 1.2
 
 
 class Gemma3(Family):
-    """Gemma-3 with pictures: 16 × 16 visual tokens per 896-pixel view."""
+    """Gemma-3 with pictures (4B, 12B): 16 × 16 visual tokens per 896-pixel view that see each other; crops if asked for."""
 
     name = "gemma-3"
     model_type = "gemma3"
@@ -89,7 +89,7 @@ class Gemma3(Family):
         return {**tensors, "token_type_ids": visual_mask(layouts).long()}
 
     def box_format(self, processor: Any) -> BoxFormat:
-        """Integers 0–1000 relative to the original image."""
+        """Integers 0–1000 relative to the original image, if asked for: no format is published."""
         return PerMille()
 
 

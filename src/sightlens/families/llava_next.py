@@ -26,7 +26,7 @@ NEWLINE_SITE = Site("hook_newline", "model", Weight("image_newline"), ("d_model"
 
 
 class LlavaNext(Family):
-    """LLaVA-NeXT: 576 visual tokens for the whole picture, up to 2304 more for its tiles."""
+    """LLaVA-NeXT (v1.6, 7B with Vicuna and Mistral): the whole picture in 24 × 24 visual tokens, then un-padded tiles with newlines."""
 
     name = "llava-next"
     model_type = "llava_next"
@@ -62,5 +62,5 @@ class LlavaNext(Family):
         return {**super().image_tensors(examples), "pixel_values": padded_crops(examples)}
 
     def box_format(self, processor: Any) -> BoxFormat:
-        """Two-decimal corners relative to the picture."""
+        """Two-decimal corners relative to the picture, as far as is known: the training data are not published."""
         return UnitSquare(frame="image")

@@ -31,7 +31,7 @@ LIMIT = "anyres_max_"
 
 
 class LlavaOnevision(Family):
-    """LLaVA-OneVision: 729 visual tokens for the whole picture, up to nine times as many for its tiles."""
+    """LLaVA-OneVision (0.5B, 7B): the whole picture in 27 × 27 visual tokens, then un-padded tiles; several pictures one view each."""
 
     name = "llava-onevision"
     model_type = "llava_onevision"
@@ -74,7 +74,7 @@ class LlavaOnevision(Family):
         return {**super().image_tensors(examples), "pixel_values": padded_crops(examples), "batch_num_images": counts}
 
     def box_format(self, processor: Any) -> BoxFormat:
-        """Two-decimal corners relative to the picture."""
+        """Two-decimal corners relative to the picture, as far as is known: the training data are not published."""
         return UnitSquare(frame="image")
 
 

@@ -43,7 +43,7 @@ MLP = (
 
 
 class Qwen25VL(Family):
-    """Qwen2.5-VL: one visual token per 28 × 28 pixels."""
+    """Qwen2.5-VL (3B, 7B): pictures at their own size, one visual token per 28 × 28 pixels; window attention."""
 
     name = "qwen2.5-vl"
     model_type = "qwen2_5_vl"

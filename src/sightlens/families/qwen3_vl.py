@@ -41,7 +41,7 @@ MLP = (("hook_pre", "linear_fc1", Output()), ("hook_post", "linear_fc2", Input("
 
 
 class Qwen3VL(Family):
-    """Qwen3-VL: one visual token per 32 × 32 pixels."""
+    """Qwen3-VL (4B, 8B): pictures at their own size, one visual token per 32 × 32 pixels; features that come in again (DeepStack)."""
 
     name = "qwen3-vl"
     model_type = "qwen3_vl"

@@ -57,7 +57,7 @@ class TextFamily(Family):
 
 
 class Llama(TextFamily):
-    """Llama 2 and 3, Vicuna."""
+    """Llama 2 and 3 (8B), Vicuna; text alone."""
 
     name = "llama"
     model_type = "llama"
@@ -65,7 +65,7 @@ class Llama(TextFamily):
 
 
 class Mistral(TextFamily):
-    """Mistral."""
+    """Mistral; text alone."""
 
     name = "mistral"
     model_type = "mistral"
@@ -73,7 +73,7 @@ class Mistral(TextFamily):
 
 
 class Qwen2(TextFamily):
-    """Qwen2 and Qwen2.5."""
+    """Qwen2 and Qwen2.5 (7B); text alone."""
 
     name = "qwen2"
     model_type = "qwen2"
@@ -81,7 +81,7 @@ class Qwen2(TextFamily):
 
 
 class Qwen3(TextFamily):
-    """Qwen3."""
+    """Qwen3 (8B); text alone."""
 
     name = "qwen3"
     model_type = "qwen3"
