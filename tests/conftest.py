@@ -11,15 +11,15 @@ with install_import_hook("sightlens", "beartype.beartype"):
     from sightlens.model import HookedVLM
     from sightlens.model.loading import processing_for
 
-from tests.tiny import BOXES, DEFAULT, INTERNVL_TEMPLATE, LLAVA_TEMPLATE, VARIANTS, Variant, hf_model, image_processor, tokenizer
+from tests.tiny import BOXES, DEFAULT, EACH, LLAVA_TEMPLATE, TEMPLATES, VARIANTS, Variant, hf_model, image_processor, tokenizer
 
 
 def hooked(variant: Variant, *, seed: int = 0, attention: str = "sdpa") -> HookedVLM:
     """A fresh hooked random model."""
     hf = hf_model(variant, seed)
     hf.set_attn_implementation(attention)
-    template = LLAVA_TEMPLATE if variant.family == "llava" else INTERNVL_TEMPLATE
-    processing = processing_for(hf.config, tokenizer(template), image_processor(variant))
+    template = TEMPLATES.get(variant.family, LLAVA_TEMPLATE)
+    processing = processing_for(hf.config, tokenizer(template, variant.family), image_processor(variant))
     return HookedVLM(hf, processing, name=str(variant), box_format=BOXES)
 
 
@@ -37,6 +37,12 @@ def model(request: pytest.FixtureRequest) -> HookedVLM:
 @pytest.fixture(params=VARIANTS, ids=str)
 def any_model(request: pytest.FixtureRequest) -> HookedVLM:
     """Every combination of towers."""
+    return hooked(request.param)
+
+
+@pytest.fixture(params=EACH, ids=str)
+def each_model(request: pytest.FixtureRequest) -> HookedVLM:
+    """One of every family that sees."""
     return hooked(request.param)
 
 

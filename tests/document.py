@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig
 
 from sightlens.families import FAMILIES
 from sightlens.families.family import Family
-from sightlens.families.sites import Attention, HeadResult, Input, Output, Site, Tap
-from tests.tiny import VARIANTS, hf_model
+from sightlens.families.sites import Attention, HeadResult, Input, Output, Site, Tap, Weight
+from tests.tiny import TEXTS, VARIANTS, hf_model
 
 ROOT = Path(__file__).parents[1]
 HOOKS, README = ROOT / "tutorials" / "hooks.md", ROOT / "README.md"
@@ -38,7 +38,7 @@ class Row:
 def configs() -> dict[str, list[PreTrainedConfig]]:
     """The tiny configurations of each family, by `model_type`."""
     found: dict[str, list[PreTrainedConfig]] = {model_type: [] for model_type in FAMILIES}
-    for variant in VARIANTS:
+    for variant in [*VARIANTS, *TEXTS]:
         config = hf_model(variant).config
         found[config.model_type].append(config)
     return found
@@ -62,13 +62,15 @@ def tapped(tap: Tap) -> str:
         case Input():
             return f"`{tap.argument}`"
         case Output():
-            return ("output" if tap.index is None else f"output {tap.index}") + (
-                f" × `{tap.scale.rpartition('.')[2]}`" if tap.scale else ""
-            )
+            which = "output" if tap.index is None else f"output {tap.index}"
+            part = f", part {tap.part[0] + 1} of {tap.part[1]}," if tap.part else ""
+            return which + (f" × `{tap.scale.rpartition('.')[2]}`" if tap.scale else "") + part
         case Attention():
             return "inside"
         case HeadResult():
-            return "weight and input"
+            return "weight and input" + (f" × `{tap.norm.rpartition('.')[2]}`" if tap.norm else "")
+        case Weight():
+            return f"parameter `{tap.parameter}`"
     raise TypeError(tap)
 
 
@@ -104,11 +106,11 @@ def families() -> str:
             (
                 f"`{family.name}`",
                 first_line(type(family)),
-                ", ".join(dict.fromkeys(config.vision_config.model_type for config in given[model_type])),
-                ", ".join(dict.fromkeys(config.text_config.model_type for config in given[model_type])),
+                ", ".join(dict.fromkeys(config.vision_config.model_type for config in given[model_type])) if family.images else "none",
+                ", ".join(dict.fromkeys(config.get_text_config().model_type for config in given[model_type])),
                 ", ".join(f"`{option}`" for option in sorted(family.options)),
-                first_line(family.box_format),
-                ", ".join(f"`{name}`" for name in sorted(usual(offered) - offered[model_type])) or "none",
+                first_line(family.box_format) if family.images else "none",
+                ", ".join(f"`{name}`" for name in sorted(lacking(family, usual(offered) - offered[model_type]))) or "none",
             )
             for model_type, family in FAMILIES.items()
         ),
@@ -119,6 +121,11 @@ def usual(offered: Mapping[str, set[str]]) -> set[str]:
     """The names that more than half of the families offer."""
     every = [name for names in offered.values() for name in names]
     return {name for name in every if every.count(name) * 2 > len(offered)}
+
+
+def lacking(family: Family, names: Iterable[str]) -> list[str]:
+    """The names a family could have: one without pictures has no tower."""
+    return [name for name in names if family.images or not name.startswith(("vision_", "hook_visual"))]
 
 
 def first_line(documented: object) -> str:

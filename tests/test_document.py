@@ -9,7 +9,7 @@ import pytest
 from sightlens.families import FAMILIES
 from sightlens.families.sites import Input, Output, Site
 from tests import document
-from tests.tiny import VARIANTS, hf_model
+from tests.tiny import TEXTS, VARIANTS, hf_model
 
 
 def test_the_documents_are_up_to_date():
@@ -37,12 +37,14 @@ def test_every_family_has_a_tiny_configuration():
     assert all(document.configs().values())
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("variant", [*VARIANTS, *TEXTS], ids=str)
 def test_the_document_names_every_hook_of_a_model(variant):
     config = hf_model(variant).config
     family = FAMILIES[config.model_type]
     part = [
-        section for section in document.hooks().split("## ")[1:] if section.startswith("Every") or family.name in section.split("\n")[0]
+        section
+        for section in document.hooks().split("## ")[1:]
+        if section.startswith("Every") or family.name in section.split("\n")[0].split(", ")
     ]
     named = re.findall(r"^\| `([^`]+)` \|", "".join(part), flags=re.MULTILINE)
     patterns = [re.sub(r"\.\d+\.", ".{l}.", site.name) for site in family.sites(config)]

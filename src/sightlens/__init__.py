@@ -18,7 +18,7 @@ with install_import_hook(
 ):
     from sightlens import errors, experiments, interventions, layout, metrics, probes, render, stimuli
     from sightlens.experiments import Study, Trial
-    from sightlens.families import FAMILIES, ImageOptions, Prompt
+    from sightlens.families import FAMILIES, ImageOptions, ItemList, Prompt
     from sightlens.interventions import Ablate, AblateHeads, Containerize, Intervention, Knockout, Mean, PatchIn, Shuffle
     from sightlens.layout import Layout, TokenSet
     from sightlens.model import Cache, HookedVLM, hook_contract, verify_layout
@@ -33,6 +33,7 @@ __all__ = [
     "HookedVLM",
     "ImageOptions",
     "Intervention",
+    "ItemList",
     "Knockout",
     "Layout",
     "Mean",

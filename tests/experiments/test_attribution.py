@@ -23,7 +23,7 @@ def test_it_is_exact_where_the_metric_is_linear(model):
     names = ["ln_final.hook_out"]
     donors = {"clean": model.run_with_cache(asked(model, batch=2, seed=7), names_filter=names)[1]}
     cells = [PatchIn("ln_final.hook_out", at="last"), Ablate("last", "zero", site="ln_final.hook_out")]
-    estimates = attribute(model, prompt, cells, difference, donors=donors)
+    estimates = attribute(Engine(model), prompt, cells, difference, donors=donors)
     clean, *found = Engine(model).plan(prompt, [[], *([cell] for cell in cells)], donors=donors).logits()
     true = np.stack([(difference(logits) - difference(clean)).numpy() for logits in found])
     assert np.abs(true).max() > 0.1
@@ -44,7 +44,7 @@ def test_it_is_exact_where_the_metric_is_linear(model):
 def test_small_changes_have_the_estimated_effect(model, cell):
     prompt, _ = scene(model)
     donors = {"clean": model.run_with_cache(asked(model, batch=2, seed=7), names_filter=[cell.site])[1]}
-    estimate = attribute(model, prompt, [cell], difference, donors=donors)[0]
+    estimate = attribute(Engine(model), prompt, [cell], difference, donors=donors)[0]
     model.hf.double()
     prompt = prompt.to("cpu")
     wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in prompt.tensors.items()}
@@ -52,7 +52,7 @@ def test_small_changes_have_the_estimated_effect(model, cell):
     donors = {"clean": donors["clean"].to(dtype=torch.float64)}
     true = difference(model(prompt, interventions=[cell], donors=donors)) - difference(model(prompt))
     assert estimate == pytest.approx(true.numpy(), rel=0.05, abs=1e-6)
-    assert np.abs(estimate).max() > 1e-6
+    assert np.abs(estimate).max() > 1e-5
 
 
 def test_a_screen_ranks_and_says_how_well(model):
@@ -75,5 +75,5 @@ def test_what_has_no_derivative_is_refused(model):
     prompt, _ = scene(model)
     for cell in (Knockout("last", "image"), Ablate("image", "zero", site="hook_visual_embed")):
         with pytest.raises(InterventionError, match="writes values at hook_merged_embed or later"):
-            attribute(model, prompt, [cell], difference, donors={})
-    assert attribute(model, prompt, [AblateHeads(((0, 1),))], difference, donors={}).shape == (1, 2)
+            attribute(Engine(model), prompt, [cell], difference, donors={})
+    assert attribute(Engine(model), prompt, [AblateHeads(((0, 1),))], difference, donors={}).shape == (1, 2)

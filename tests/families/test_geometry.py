@@ -12,6 +12,7 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 
 from sightlens.errors import ImageError
 from sightlens.families import ImageOptions
+from sightlens.families.family import Place
 from sightlens.families.geometry import ImageSteps
 
 LLAVA, INTERNVL = VARIANTS[0], VARIANTS[4]
@@ -58,9 +59,10 @@ def test_boxes_of_the_published_llava_sizes() -> None:
 )
 def test_tiles_of_the_published_internvl_sizes(size: tuple[int, int], most: int, views: int) -> None:
     """Section B2 of the method notes, on the real view size of 448 pixels."""
-    family, grid = hooked(INTERNVL).processing.family, hooked(INTERNVL).processing.grid
+    processing = hooked(INTERNVL).processing
+    family, place = processing.family, Place(0, 1, processing.grid, processing.config)
     processor = GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}, crop_to_patches=True)
-    made = family.view_image(Image.fromarray(picture(*size)), processor, ImageOptions(max_tiles=most), index=0, grid=grid)
+    made = family.view_image(Image.fromarray(picture(*size)), processor, ImageOptions(max_tiles=most), place=place)
     assert len(made.views) == len(made.pixels) == views
 
 

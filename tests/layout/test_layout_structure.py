@@ -274,7 +274,7 @@ def test_contradictions_are_refused(make, message: str):
 
 
 def test_an_unknown_role_is_refused_without_type_checks_too(unchecked: None):
-    with pytest.raises(LayoutError, match="system, question, answer, template"):
+    with pytest.raises(LayoutError, match="system, context, question, answer, template"):
         Text(0, 1, "user")
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from tests.conftest import hooked, picture
-from tests.tiny import DEFAULT
+from tests.tiny import EACH
 
 from sightlens.errors import InterventionError, SelectorError
 from sightlens.families.sites import Attention
@@ -43,7 +43,7 @@ def patchable(model):
     ]
 
 
-@pytest.mark.parametrize("variant", DEFAULT, ids=str)
+@pytest.mark.parametrize("variant", EACH, ids=str)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @torch.no_grad()
 def test_patching_a_run_with_itself_changes_nothing_bit_for_bit(variant, attention):

@@ -17,7 +17,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.conftest import hooked, picture
-from tests.tiny import INTERNVL_TEMPLATE, LLAVA_TEMPLATE, VARIANTS, Variant, hf_model, image_processor, tokenizer
+from tests.tiny import LLAVA_TEMPLATE, TEMPLATES, VARIANTS, Variant, hf_model, image_processor, tokenizer
 from torch import nn
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
@@ -32,7 +32,7 @@ def save(folder: Path, variant: Variant = LLAVA, *, dtype: torch.dtype = torch.f
     """Write a tiny model as HF does, and return it."""
     hf = hf_model(variant).to(dtype)
     hf.save_pretrained(folder, max_shard_size=shard)
-    tokenizer(LLAVA_TEMPLATE if variant.family == "llava" else INTERNVL_TEMPLATE).save_pretrained(folder)
+    tokenizer(TEMPLATES.get(variant.family, LLAVA_TEMPLATE), variant.family).save_pretrained(folder)
     image_processor(variant).save_pretrained(folder)
     return hf
 

@@ -27,6 +27,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from sightlens.errors import FamilyError
 from sightlens.families import ImageOptions, find_family
 from sightlens.families.compat import lens_config
+from sightlens.families.family import Place
 from sightlens.families.sites import HeadResult, Input, Output
 from sightlens.model.sites import Sites
 
@@ -183,7 +184,7 @@ def test_internvl_views_and_features(most: int, views: int) -> None:
     assert (grid.rows, grid.columns, grid.merge) == (16, 16, 2)
     processor = GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}, crop_to_patches=True)
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (960, 1280, 3), dtype=np.uint8))
-    made = family.view_image(picture, processor, ImageOptions(max_tiles=most), index=0, grid=grid)
+    made = family.view_image(picture, processor, ImageOptions(max_tiles=most), place=Place(0, 1, grid, hf.config))
     assert len(made.views) == views
     assert made.pixels.shape == (views, 3, 448, 448)
     assert sum(view.count for view in made.views) == 256 * views
@@ -199,7 +200,7 @@ def test_llava_view_and_features() -> None:
     processor = CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336})
     picture = Image.fromarray(np.zeros((480, 640, 3), dtype=np.uint8))
     for mode, box in (("pad", (0, -80, 640, 560)), ("crop", (80, 0, 560, 480)), (None, (80, 0, 560, 480))):
-        made = family.view_image(picture, processor, ImageOptions(image_mode=mode), index=0, grid=grid)
+        made = family.view_image(picture, processor, ImageOptions(image_mode=mode), place=Place(0, 1, grid, hf.config))
         assert made.views[0].box == box
         assert made.pixels.shape == (1, 3, 336, 336)
         assert made.views[0].count == 576

@@ -200,9 +200,8 @@ class Plan:
             fast = self.resources.cost.fast_rows(self.prompt.layouts[0].length - one.position)
             caches += [self._filled(one, jobs[k : k + fast], touched, room=room) for k in range(0, len(jobs), fast)]
         rows = [job.row for _, job in batch]
-        inputs = {
-            name: tensor[self._examples([job for _, job in batch])] for name, tensor in self.prompt.generation_inputs(pixels=False).items()
-        }
+        given, examples = self.prompt.generation_inputs(pixels=False), self._examples([job for _, job in batch])
+        inputs = {name: tensor[..., examples, :] for name, tensor in given.items()}
         with self._applied(rows, touched):
             texts = self._decode({**inputs, cache_keyword(): joined(caches)}, settings)
         touched.check(rows)

@@ -18,6 +18,9 @@ from sightlens.families import Prompt
 from sightlens.families.compat import cache_keyword
 from sightlens.model import HookedVLM
 
+NOT_KEPT = ("inputs_embeds", "input_ids", "use_cache", "logits_to_keep", "visual_pos_masks", "deepstack_visual_embeds")
+"""What a decoder is given that a pass over part of it replaces, or that only layers before any such pass need."""
+
 
 @dataclass(frozen=True)
 class Keep:
@@ -93,7 +96,8 @@ def run_clean(model: HookedVLM, prompt: Prompt, names: Sequence[str], *, keep: K
             output = model.hf(**prompt.tensors, use_cache=True, logits_to_keep=read, **{cache_keyword(): cache})
     finally:
         handle.remove()
-    arguments = {name: value for name, value in seen.items() if name not in ("inputs_embeds", "input_ids", cache_keyword(), "use_cache")}
+    left_out = (*NOT_KEPT, cache_keyword())
+    arguments = {name: value for name, value in seen.items() if name not in left_out}
     pairs = tuple((keep(layer.keys), keep(layer.values)) for layer in cache.layers)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
     return Prefix(output.logits.detach(), pairs, states, arguments)
 

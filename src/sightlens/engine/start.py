@@ -9,9 +9,9 @@ from enum import IntEnum
 import numpy as np
 
 from sightlens.errors import InterventionError
-from sightlens.interventions import Ablate, AblateHeads, Intervention, Knockout, PatchIn, Rearrangement, resolve_where
+from sightlens.interventions import MERGED, Ablate, AblateHeads, Intervention, Knockout, PatchIn, Rearrangement, resolve_where
 from sightlens.layout import Layout
-from sightlens.model.apply import matching
+from sightlens.model.apply import matching, with_companions
 from sightlens.model.sites import Sites
 
 
@@ -68,7 +68,7 @@ def find_start(interventions: Sequence[Intervention], layout: Layout, sites: Sit
     """
     starts: list[Start] = []
     for intervention in interventions:
-        position = _first_position(intervention, layout)
+        position = _first_position(intervention, layout, bidirectional=sites.bidirectional_images)
         for name in _names(intervention, sites):
             point = site_point(name, sites.n_layers)
             if point is None:
@@ -77,7 +77,10 @@ def find_start(interventions: Sequence[Intervention], layout: Layout, sites: Sit
                 starts.append(Start(point, position))
     if not starts:
         return None
-    return Start(min(start.point for start in starts), min(start.position for start in starts))
+    first, again = min(start.point for start in starts), len(sites.point(MERGED).site.companions)
+    if first.layer < again:
+        return FullRun(f"visual features come in again up to layer {again - 1}")
+    return Start(first, min(start.position for start in starts))
 
 
 def site_point(name: str, layers: int) -> Point | None:
@@ -99,21 +102,25 @@ def _names(intervention: Intervention, sites: Sites) -> Sequence[str]:
     if isinstance(intervention, Knockout):
         return [f"blocks.{min(sites.layers(intervention.layers))}.attn.hook_attn_mask"]
     if isinstance(intervention, PatchIn):
-        return matching(sites, intervention)
+        return with_companions(sites, matching(sites, intervention), follow=intervention.reinjected)
     if isinstance(intervention, AblateHeads):
         return [f"blocks.{min(sites.layers(list(intervention.by_layer())))}.attn.hook_z"]
     if isinstance(intervention, Ablate | Rearrangement):
-        return [sites.point(intervention.site).site.name]
+        follow = intervention.reinjected if isinstance(intervention, Ablate) else True
+        return with_companions(sites, [sites.point(intervention.site).site.name], follow=follow)
     raise _unknown(intervention)
 
 
-def _first_position(intervention: Intervention, layout: Layout) -> int | None:
-    """Return the first position of the prompt that an intervention reads or changes, or None."""
+def _first_position(intervention: Intervention, layout: Layout, *, bidirectional: bool) -> int | None:
+    """Return the first position of the prompt that an intervention reads or changes, or None.
+
+    Where visual tokens see later ones of their view, that is the start of the view at the latest.
+    """
     if isinstance(intervention, Knockout | AblateHeads) and "prefill" not in intervention.phases:
         return None
     if isinstance(intervention, Knockout):
         queries, keys = (np.sort(resolve_where(where, layout).positions) for where in (intervention.queries, intervention.keys))
-        positions = queries[queries >= keys[0]] if len(keys) else keys
+        positions = keys if not len(keys) else queries if bidirectional else queries[queries >= keys[0]]
     elif isinstance(intervention, Rearrangement):
         moves = intervention.moves(layout)
         positions = np.concatenate([moves.targets, moves.sources])
@@ -121,7 +128,11 @@ def _first_position(intervention: Intervention, layout: Layout) -> int | None:
         positions = resolve_where(intervention.at, layout).positions
     else:
         raise _unknown(intervention)
-    return int(positions.min()) if len(positions) else None
+    if not len(positions):
+        return None
+    first = int(positions.min())
+    holding = [grid for grid in layout.grid_positions if bidirectional and first in grid]
+    return int(holding[0].min()) if holding else first
 
 
 def _unknown(intervention: Intervention) -> InterventionError:

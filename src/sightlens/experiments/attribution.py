@@ -16,18 +16,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sightlens.engine import Engine
-from sightlens.engine.engine import read_positions
 from sightlens.engine.start import site_point
 from sightlens.errors import InterventionError, StudyError
 from sightlens.families import Prompt
-from sightlens.interventions import Intervention
+from sightlens.interventions import MERGED, Intervention
 from sightlens.model import HookedVLM
 from sightlens.model.apply import Donor, Values, changes
 from sightlens.model.rows import Row
+from sightlens.model.taps import LiveSite
 
-Metric = Callable[[Float[Tensor, "example read vocab"]], Float[Tensor, " example"]]
-"""From logits at the positions that are read to one number per example."""
-MERGED = "hook_merged_embed"
+Metric = Callable[[Float[Tensor, "example 1 vocab"]], Float[Tensor, " example"]]
+"""From logits at the last position to one number per example."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,35 +45,31 @@ class Screen:
 
 
 def attribute(
-    model: HookedVLM, prompt: Prompt, cells: Sequence[Intervention], metric: Metric, *, donors: Mapping[str, Donor], reads: str = "last"
+    engine: Engine, prompt: Prompt, cells: Sequence[Intervention], metric: Metric, *, donors: Mapping[str, Donor]
 ) -> Float[np.ndarray, "cell example"]:
     """Estimate how each cell, alone, changes a metric: one forward and one backward pass for all of them.
 
     Args:
-        model: that runs.
+        engine: with the model.
         prompt: one example or a batch.
         cells: interventions that write values at the merged embedding or later (Ablate, PatchIn, AblateHeads).
-        metric: of the logits that are read, per example.
+        metric: of the last position's logits, per example.
         donors: values that cells take by name, beside ``model.donors``.
-        reads: which logits the metric gets, as for `Engine.plan`.
 
     Raises:
         InterventionError: for another kind of intervention, or one that acts before the merged embedding.
     """
-    rows = [[Row(example, (cell,)) for example in range(len(prompt))] for cell in cells]
-    with model.sites.window.showing(prompt.layouts, range(len(prompt))):
-        writes = [list(changes(model.sites, row, {**model.donors, **donors})) for row in rows]
-        for cell, found in zip(cells, writes, strict=True):
-            _check(model, cell, found)
+    model, estimates = engine.model, np.zeros((len(cells), len(prompt)))
+    window, examples = model.sites.window, range(len(prompt))
+    with window.showing(prompt.layouts, examples):
+        writes = [_writes(model, cell, [Row(example, (cell,)) for example in examples], donors) for cell in cells]
         names = sorted({name for found in writes for name, _ in found})
-        values, gradients = _gradients(model, prompt, names, metric, read_positions(prompt, reads))
-        model.sites.window.start, model.sites.window.stop = 0, prompt.layouts[0].length
-        estimates = np.zeros((len(cells), len(prompt)))
+        values, gradients = _gradients(model, prompt, names, metric)
         for index, found in enumerate(writes):
             for name, write in found:
-                for example in range(len(prompt)):
-                    delta = write.delta(values[name], model.sites.point(name).site, model.sites.window, example)
-                    estimates[index, example] += float((delta * gradients[name]).sum())
+                for example in examples:
+                    delta = write.delta(values[name], model.sites.point(name).site, window, example)
+                    estimates[index, example] += (delta * gradients[name]).sum().item()
     return estimates
 
 
@@ -83,13 +78,11 @@ def screen(
 ) -> Screen:
     """Estimate all cells, and measure some truly: those spread evenly over the ranking, its two ends among them.
 
-    The metric reads the logits of the last position.
-
     Args:
         engine: that measures.
         prompt: one example or a batch.
         cells: as for `attribute`.
-        metric: of the logits, per example.
+        metric: of the last position's logits, per example.
         donors: values that cells take by name.
         check: how many cells to measure, two or more.
 
@@ -98,7 +91,7 @@ def screen(
     """
     if min(check, len(cells)) < 2:
         raise StudyError("two or more cells to measure", f"check={check} of {len(cells)}", "A rank correlation needs two.")
-    estimates = attribute(engine.model, prompt, cells, metric, donors=donors)
+    estimates = attribute(engine, prompt, cells, metric, donors=donors)
     ranking = estimates.mean(1).argsort()
     chosen = [int(cell) for cell in ranking[np.linspace(0, len(cells) - 1, min(check, len(cells))).round().astype(int)]]
     clean, *logits = engine.plan(prompt, [[], *([cells[cell]] for cell in chosen)], donors=donors).logits()
@@ -108,31 +101,30 @@ def screen(
     return Screen(estimates, measured, float(table.corr(method="spearman").loc["true", "estimated"]))
 
 
-def _check(model: HookedVLM, cell: Intervention, writes: Sequence[tuple[str, Values]]) -> None:
+def _writes(model: HookedVLM, cell: Intervention, rows: Sequence[Row], donors: Mapping[str, Donor]) -> list[tuple[str, Values]]:
+    writes = list(changes(model.sites, rows, {**model.donors, **donors}))
     early = [name for name, _ in writes if site_point(name, model.sites.n_layers) is None]
     if early or not writes:
         got = f"{cell}" if not writes else f"{cell}, which acts at {early[0]}"
         raise InterventionError("an intervention that writes values at hook_merged_embed or later", got, "Measure it with the engine.")
+    return writes
 
 
-def _gradients(
-    model: HookedVLM, prompt: Prompt, names: Sequence[str], metric: Metric, read: Sequence[int]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _gradients(model: HookedVLM, prompt: Prompt, names: Sequence[str], metric: Metric) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return activations and the gradient of the metric's sum over examples; the vision tower is left out of the graph."""
     kept: dict[str, Tensor] = {}
 
     def leaf(value: Tensor, hook: object) -> Tensor:
         return value.detach().requires_grad_()
 
-    def keep(value: Tensor, hook: object) -> Tensor:
+    def keep(value: Tensor, hook: LiveSite) -> Tensor:
         # a tensor of its own, since a hook may see a view (split into heads) that the model does not go on with
-        kept[hook.name] = value.clone()  # pyright: ignore[reportAttributeAccessIssue]  # a LiveSite
-        return kept[hook.name]  # pyright: ignore[reportAttributeAccessIssue]
+        kept[hook.site.name] = value.clone()
+        return kept[hook.site.name]
 
     hooks = [(MERGED, leaf), *((name, keep) for name in names)]
     with torch.enable_grad(), model.hooks(fwd_hooks=hooks):
-        logits = model.hf(**prompt.tensors, use_cache=False, logits_to_keep=torch.tensor(read, device=model.device)).logits
-        total = metric(logits).sum()
+        total = metric(model.hf(**prompt.tensors, use_cache=False, logits_to_keep=1).logits).sum()
     found = torch.autograd.grad(total, [kept[name] for name in names], allow_unused=True)
     gradients = {name: torch.zeros_like(kept[name]) if g is None else g for name, g in zip(names, found, strict=True)}
     return {name: value.detach() for name, value in kept.items()}, gradients

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Any, ClassVar
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedConfig
 
 from sightlens.errors import FamilyError, listing
 from sightlens.families.sites import Site
-from sightlens.layout import View
+from sightlens.layout import Layout, View
 from sightlens.metrics import BoxFormat
 
 
@@ -26,10 +28,44 @@ class ImageOptions:
         image_mode: LLaVA: ``"pad"`` to a square as the original code and the localization paper (arXiv 2605.19792) do, or
             ``"crop"`` the centre as the converted checkpoints do.
         max_tiles: InternVL: the largest number of tiles, 12 in the published processor, 6 in the localization paper.
+            Gemma-3: the largest number of pan-and-scan crops.
+        min_pixels: Qwen-VL: a picture is scaled up to at least this area.
+        max_pixels: Qwen-VL: a picture is scaled down to at most this area.
+        pan_and_scan: Gemma-3: whether elongated pictures get crops beside the whole; off in the published processor.
     """
 
     image_mode: str | None = None
     max_tiles: int | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    pan_and_scan: bool | None = None
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A run of visual tokens: the cells ``first, first + 1, …`` of one view, counted in raster order."""
+
+    view: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A separator; without a token of its own it stands on a further image placeholder, as newline vectors do."""
+
+    name: str
+    token: str | None = None
+
+
+@dataclass(frozen=True)
+class Words:
+    """Text that the processor writes into an image's span."""
+
+    text: str
+
+
+Part = Cells | Mark | Words
 
 
 @dataclass(frozen=True)
@@ -37,16 +73,49 @@ class ViewedImage:
     """One image as the model sees it.
 
     Attributes:
-        pixels: one crop per view, ``[view, channel, height, width]``, normalised.
-        views: what each crop shows, in the order of the sequence.
-        opening: tokens before the visual tokens, each one separator.
-        closing: tokens after them.
+        pixels: what the tower takes, ``[crop, channel, height, width]`` or ``[patch, pixel]``, normalised.
+        views: what the visual tokens show; a crop of which the model drops every token has no view.
+        span: what stands in the sequence for this image, in order.
+        extras: further tensors that the model takes, one row for this image.
+        features: the projector output that each visual token carries, view by view in raster order, among those of this
+            image; -1 for a token that blends several. None when they are the same in number and order.
+        rows: projector outputs of this image, where ``features`` is given.
     """
 
-    pixels: Float[Tensor, "view channel height width"]
+    pixels: Float[Tensor, "row *rest"]
     views: tuple[View, ...]
-    opening: tuple[str, ...] = ()
-    closing: tuple[str, ...] = ()
+    span: tuple[Part, ...]
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    features: tuple[int, ...] | None = None
+    rows: int = 0
+
+    @property
+    def feature_rows(self) -> int:
+        """Projector outputs of this image."""
+        return sum(view.count for view in self.views) if self.features is None else self.rows
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which image of a prompt is being viewed, and by which model.
+
+    Attributes:
+        index: of the image, from 0.
+        count: images in the prompt.
+        grid: visual tokens per view.
+        config: of the model.
+    """
+
+    index: int
+    count: int
+    grid: Grid
+    config: PreTrainedConfig
+
+
+def in_order(views: Sequence[View], *, opening: Sequence[str] = (), closing: Sequence[str] = ()) -> tuple[Part, ...]:
+    """Return the span of an image whose views follow each other without a break, between delimiters."""
+    cells = [Cells(index, 0, view.count) for index, view in enumerate(views)]
+    return (*(Mark("start", token) for token in opening), *cells, *(Mark("end", token) for token in closing))
 
 
 class Family(ABC):
@@ -59,8 +128,14 @@ class Family(ABC):
     """HF's model class."""
     template_image: ClassVar[str]
     """What a chat template writes where an image goes."""
+    image_token: ClassVar[str | None] = None
+    """What stands at visual positions, where that is something else."""
     options: ClassVar[frozenset[str]] = frozenset()
     """The fields of :class:`ImageOptions` that mean something to this family."""
+    images: ClassVar[bool] = True
+    """Whether the family takes pictures."""
+    bidirectional_images: ClassVar[bool] = False
+    """Whether visual tokens of one image attend to later ones, so that none may be recomputed without the whole block."""
 
     @abstractmethod
     def check_config(self, config: PreTrainedConfig) -> None:
@@ -75,31 +150,55 @@ class Family(ABC):
         """List every hook name this configuration offers."""
 
     @abstractmethod
-    def view_image(self, image: Image.Image, processor: Any, options: ImageOptions, *, index: int, grid: Grid) -> ViewedImage:
+    def view_image(self, image: Image.Image, processor: Any, options: ImageOptions, *, place: Place) -> ViewedImage:
         """Cut one RGB image into views as HF's own processor does, and say what each shows.
 
         Args:
             image: RGB picture.
             processor: HF's image processor.
             options: the user's choices.
-            index: which image of the prompt this is.
-            grid: visual tokens per view, and patches per token.
+            place: which image of the prompt this is, and the model.
         """
 
     @abstractmethod
     def token_grid(self, config: PreTrainedConfig) -> Grid:
-        """Return the rows and columns of visual tokens that one view becomes."""
+        """Return the rows and columns of projector outputs that one view becomes, 0 × 0 when the picture decides."""
 
     @abstractmethod
-    def box_format(self, *, padded: bool) -> BoxFormat:
-        """Return how this family's published checkpoints write boxes."""
+    def box_format(self, processor: Any) -> BoxFormat:
+        """Return how this family's published checkpoints write boxes, with this image processor."""
+
+    def image_token_id(self, config: PreTrainedConfig) -> int | None:
+        """Return the id at visual positions, None for a family without pictures."""
+        return config.image_token_id
+
+    def check_processor(self, config: PreTrainedConfig, processor: Any) -> None:  # noqa: B027 - not every family has to
+        """Refuse an image processor that cuts images otherwise than the model expects; most have nothing to compare.
+
+        Raises:
+            FamilyError: naming the field.
+        """
+
+    def reinjections(self, config: PreTrainedConfig) -> int:
+        """Return after how many early decoder layers the model adds visual features again."""
+        return 0
+
+    def image_tensors(self, examples: Sequence[Sequence[ViewedImage]]) -> dict[str, Tensor]:
+        """Return what the model takes for the pictures of a batch, at least one, image after image."""
+        images = list(chain.from_iterable(examples))
+        parts = [{"pixel_values": image.pixels, **image.extras} for image in images]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def token_tensors(self, tensors: dict[str, Tensor], layouts: Sequence[Layout]) -> dict[str, Tensor]:
+        """Return ``input_ids``, ``attention_mask``, ``position_ids`` and whatever else the model takes per position."""
+        return tensors
 
     def check_options(self, options: ImageOptions) -> None:
         """Refuse an option that would have no effect here."""
-        for field in ("image_mode", "max_tiles"):
-            if getattr(options, field) is not None and field not in self.options:
+        for option in fields(options):
+            if getattr(options, option.name) is not None and option.name not in self.options:
                 raise FamilyError(
-                    f"options that {self.name} knows ({listing(sorted(self.options)) or 'none'})", f"{field}=", "Leave it out."
+                    f"options that {self.name} knows ({listing(sorted(self.options)) or 'none'})", f"{option.name}=", "Leave it out."
                 )
 
 
@@ -115,6 +214,11 @@ class Grid:
     def count(self) -> int:
         """Visual tokens per view."""
         return self.rows * self.columns
+
+
+def visual_mask(layouts: Sequence[Layout]) -> Bool[Tensor, "batch position"]:
+    """Return which positions of equally long layouts are visual tokens."""
+    return torch.stack([torch.as_tensor(layout.structure.visual.copy()) for layout in layouts])
 
 
 def require_values(config: PreTrainedConfig, field: str, allowed: Sequence[Any]) -> None:

@@ -18,8 +18,8 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optim
 
 from sightlens._types import Box
 from sightlens.errors import FamilyError
-from sightlens.families.family import Family, Grid, ImageOptions, ViewedImage, require_values
-from sightlens.families.sites import DecoderShape, Site, TowerNames, decoder_sites, projector_sites, tower_sites
+from sightlens.families.family import Family, Grid, ImageOptions, Place, ViewedImage, in_order, require_values
+from sightlens.families.sites import DecoderShape, Site, TowerNames, decoder_shape, decoder_sites, projector_sites, tower_sites
 from sightlens.layout import View
 from sightlens.metrics import BoxFormat, PerMille
 
@@ -68,14 +68,13 @@ class InternVL(Family):
         """List the hook names."""
         vision, text = config.vision_config, config.text_config
         tower = DecoderShape(vision.num_hidden_layers, vision.num_attention_heads, vision.num_attention_heads)
-        decoder = DecoderShape(text.num_hidden_layers, text.num_attention_heads, text.num_key_value_heads)
         return (
             *tower_sites(tower, NAMES, tower=TOWER),
             *projector_sites("model.multi_modal_projector"),
-            *decoder_sites(decoder),
+            *decoder_sites(decoder_shape(text)),
         )
 
-    def view_image(self, image: Image.Image, processor: Any, options: ImageOptions, *, index: int, grid: Grid) -> ViewedImage:
+    def view_image(self, image: Image.Image, processor: Any, options: ImageOptions, *, place: Place) -> ViewedImage:
         """Cut the tiles and the thumbnail."""
         most = processor.max_patches if options.max_tiles is None else options.max_tiles
         if most < processor.min_patches:
@@ -84,12 +83,12 @@ class InternVL(Family):
         size = (image.height, image.width)
         tile = (processor.size["height"], processor.size["width"])
         columns, rows = get_optimal_tiled_canvas(size, tile, processor.min_patches, most) if most > 1 else (1, 1)
-        views = tile_views(size, (rows, columns), image=index, grid=grid)
+        views = tile_views(size, (rows, columns), image=place.index, grid=place.grid)
         if len(views) != made["pixel_values"].shape[0]:
             raise FamilyError(f"{len(views)} views", f"{made['pixel_values'].shape[0]} from the image processor", "Report this image size.")
-        return ViewedImage(made["pixel_values"], views, ("<img>",), ("</img>",))
+        return ViewedImage(made["pixel_values"], views, in_order(views, opening=("<img>",), closing=("</img>",)))
 
-    def box_format(self, *, padded: bool) -> BoxFormat:
+    def box_format(self, processor: Any) -> BoxFormat:
         """Integers 0–1000 relative to the original image."""
         return PerMille()
 

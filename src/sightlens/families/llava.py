@@ -14,9 +14,9 @@ from transformers import PreTrainedConfig
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
 from sightlens.errors import FamilyError
-from sightlens.families.family import Family, Grid, ImageOptions, ViewedImage, require_values
+from sightlens.families.family import Family, Grid, ImageOptions, Place, ViewedImage, in_order, require_values
 from sightlens.families.geometry import ImageSteps
-from sightlens.families.sites import DecoderShape, Site, TowerNames, decoder_sites, projector_sites, tower_sites
+from sightlens.families.sites import DecoderShape, Site, TowerNames, decoder_shape, decoder_sites, projector_sites, tower_sites
 from sightlens.layout import View
 from sightlens.metrics import BoxFormat, UnitSquare
 
@@ -36,42 +36,60 @@ class Llava(Family):
 
     def check_config(self, config: PreTrainedConfig) -> None:
         """Refuse towers, decoders and feature selections that no test covers."""
-        require_values(config.vision_config, "model_type", ("clip_vision_model", "siglip_vision_model"))
-        require_values(config.text_config, "model_type", DECODERS)
-        has_class = config.vision_config.model_type == "clip_vision_model"
-        require_values(config, "vision_feature_select_strategy", ("default",) if has_class else ("full",))
-        if not isinstance(config.vision_feature_layer, int):
-            raise FamilyError("one vision_feature_layer", f"{config.vision_feature_layer}", "Several feature layers are not supported yet.")
+        check_towers(config)
 
     def token_grid(self, config: PreTrainedConfig) -> Grid:
         """One token per patch."""
-        side = config.vision_config.image_size // config.vision_config.patch_size
-        return Grid(side, side)
+        return patch_grid(config)
 
     def sites(self, config: PreTrainedConfig) -> tuple[Site, ...]:
         """List the hook names; tower layers after the feature layer have no effect and are left out."""
-        vision, text = config.vision_config, config.text_config
-        used = config.vision_feature_layer % (vision.num_hidden_layers + 1)
-        tower = DecoderShape(used, vision.num_attention_heads, vision.num_attention_heads)
-        decoder = DecoderShape(text.num_hidden_layers, text.num_attention_heads, text.num_key_value_heads)
-        return (
-            *tower_sites(tower, CLIP_NAMES, tower=TOWER),
-            *projector_sites("model.multi_modal_projector"),
-            *decoder_sites(decoder),
-        )
+        return llava_sites(config)
 
-    def view_image(self, image: Image.Image, processor: Any, options: ImageOptions, *, index: int, grid: Grid) -> ViewedImage:
+    def view_image(self, image: Image.Image, processor: Any, options: ImageOptions, *, place: Place) -> ViewedImage:
         """Make the one view."""
         chosen = with_mode(processor, options.image_mode)
         box = image_steps(chosen).shown_box((image.height, image.width))
         pixels = chosen(images=[image], return_tensors="pt")["pixel_values"]
-        return ViewedImage(
-            pixels, (View(kind="global", tile=None, image=index, grid=(grid.rows, grid.columns), box=box, merge=grid.merge),)
-        )
+        grid = place.grid
+        views = (View(kind="global", image=place.index, grid=(grid.rows, grid.columns), box=box, merge=grid.merge),)
+        return ViewedImage(pixels, views, in_order(views))
 
-    def box_format(self, *, padded: bool) -> BoxFormat:
+    def box_format(self, processor: Any) -> BoxFormat:
         """Two-decimal corners relative to the padded square (or to the kept crop)."""
-        return UnitSquare(frame="padded_square" if padded else "centre_crop")
+        return UnitSquare(frame="padded_square" if processor.to_dict().get("do_pad") else "centre_crop")
+
+
+def check_towers(config: PreTrainedConfig) -> None:
+    """Refuse towers, decoders and feature selections that no test of the LLaVA families covers.
+
+    Raises:
+        FamilyError: naming the field.
+    """
+    require_values(config.vision_config, "model_type", ("clip_vision_model", "siglip_vision_model"))
+    require_values(config.text_config, "model_type", DECODERS)
+    has_class = config.vision_config.model_type == "clip_vision_model"
+    require_values(config, "vision_feature_select_strategy", ("default",) if has_class else ("full",))
+    if not isinstance(config.vision_feature_layer, int):
+        raise FamilyError("one vision_feature_layer", f"{config.vision_feature_layer}", "Several feature layers are not supported yet.")
+
+
+def patch_grid(config: PreTrainedConfig) -> Grid:
+    """Return the grid of a square view with one visual token per patch."""
+    side = config.vision_config.image_size // config.vision_config.patch_size
+    return Grid(side, side)
+
+
+def llava_sites(config: PreTrainedConfig) -> tuple[Site, ...]:
+    """List the hook names of a CLIP or SigLIP tower, a two-layer projector and a decoder."""
+    vision, text = config.vision_config, config.text_config
+    used = config.vision_feature_layer % (vision.num_hidden_layers + 1)
+    tower = DecoderShape(used, vision.num_attention_heads, vision.num_attention_heads)
+    return (
+        *tower_sites(tower, CLIP_NAMES, tower=TOWER),
+        *projector_sites("model.multi_modal_projector"),
+        *decoder_sites(decoder_shape(text)),
+    )
 
 
 def with_mode(processor: Any, mode: str | None) -> Any:

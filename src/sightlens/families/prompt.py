@@ -13,9 +13,14 @@ from torch import Tensor
 
 from sightlens._types import PixelMask
 from sightlens.errors import LayoutError, PromptError
-from sightlens.families.family import ImageOptions
+from sightlens.families.family import ImageOptions, visual_mask
 from sightlens.layout import Layout, TokenSet
 from sightlens.render import Plot, draw_layout
+
+TYPES = ("token_type_ids", "mm_token_type_ids")
+"""Tensors that say for each position whether it is text (0) or image (1)."""
+PER_POSITION = ("input_ids", "attention_mask", "position_ids", *TYPES)
+"""Tensors whose last dimension counts positions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +30,8 @@ class Prompt:
     Attributes:
         tensors: what HF's processor makes (``input_ids``, ``attention_mask`` ``[batch, position]``, ``pixel_values``
             ``[view, channel, height, width]`` over all images in order) and ``position_ids``, which count from each
-            example's first real token, so that an example gives the same logits alone and in a padded batch.
+            example's first real token, so that an example gives the same logits alone and in a padded batch
+            (``[3, batch, position]`` in families with time, row and column positions).
         layouts: one per example.
         images: the RGB originals of each example.
         texts: what was tokenized, before image placeholders were expanded.
@@ -81,6 +87,11 @@ class Prompt:
         """Real positions of each example, padding left out."""
         return tuple(int(count) for count in self.tensors["attention_mask"].sum(dim=1))
 
+    @property
+    def visual(self) -> Bool[Tensor, "batch position"]:
+        """Which positions are visual tokens, on the device of the tensors."""
+        return visual_mask(self.layouts).to(self.tensors["input_ids"].device)
+
     def show(self, tokens: TokenSet | str | None = None) -> Plot:
         """Draw where each visual token of a single example lies, in the picture and in the sequence.
 
@@ -98,10 +109,12 @@ class Prompt:
         """Return what HF's ``generate`` takes; it counts positions itself.
 
         Args:
-            pixels: whether with the images, which a filled cache makes superfluous.
+            pixels: whether with the images, which a filled cache makes superfluous. Without them positions are given, since
+                they may depend on the images' sizes; every tensor is then ``[…, batch, position]``.
         """
-        left_out = {"position_ids"} | (set() if pixels else {"pixel_values"})
-        return {name: tensor for name, tensor in self.tensors.items() if name not in left_out}
+        if pixels:
+            return {name: tensor for name, tensor in self.tensors.items() if name != "position_ids"}
+        return {name: tensor for name, tensor in self.tensors.items() if name in PER_POSITION}
 
     def with_objects(self, masks: PixelMask | Sequence[Bool[np.ndarray, "_ _"] | None]) -> Prompt:
         """Bind object masks, so that the selectors ``object`` and ``background`` work.
@@ -139,10 +152,11 @@ class Prompt:
         added = {
             "input_ids": torch.tensor([list(answer) for answer in ids]),
             "attention_mask": torch.ones(len(self), count, dtype=torch.long),
-            "position_ids": self.tensors["position_ids"][:, -1:].cpu() + torch.arange(1, count + 1),
+            "position_ids": self.tensors["position_ids"][..., -1:].cpu() + torch.arange(1, count + 1),
+            **dict.fromkeys(TYPES, torch.zeros(len(self), count, dtype=torch.long)),
         }
         tensors = {
-            name: torch.cat([tensor, added[name].to(tensor)], dim=1) if name in added else tensor for name, tensor in self.tensors.items()
+            name: torch.cat([tensor, added[name].to(tensor)], dim=-1) if name in added else tensor for name, tensor in self.tensors.items()
         }
         layouts = tuple(layout.with_answer(list(words)) for layout, words in zip(self.layouts, tokens, strict=True))
         return replace(self, tensors=tensors, layouts=layouts)

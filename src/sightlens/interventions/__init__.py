@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from sightlens.interventions.intervention import Ablate, AblateHeads, Intervention, Knockout, PatchIn, Phase, from_dict
+from sightlens.interventions.intervention import MERGED, Ablate, AblateHeads, Intervention, Knockout, PatchIn, Phase, from_dict
 from sightlens.interventions.means import Mean, MeanMeter
 from sightlens.interventions.moves import Containerize, Moves, Rearrangement, Shuffle
 from sightlens.interventions.where import Fixed, Where, freeze_where, resolve_where
 
 __all__ = [
+    "MERGED",
     "Ablate",
     "AblateHeads",
     "Containerize",

@@ -101,6 +101,10 @@ class Ablate(Intervention):
     arXiv 2605.19792: object tokens to the mean projector output); ``"noise"``, the activation plus Gaussian noise of
     ``scale`` standard deviations of that activation's own numbers (after Meng et al. 2022, arXiv 2202.05262, 3σ);
     or the name of a donor vector ``[d_model]``. Positions count and order stay as they are.
+
+    At the merged embedding of a model that adds visual features again in early layers (Qwen3-VL's DeepStack), these are
+    replaced alike: by zero, by their own dataset mean, by themselves plus noise; by zero beside a donor vector. With
+    ``reinjected=False`` they stay, and the image content comes back in.
     """
 
     kind: ClassVar[str] = "ablate"
@@ -113,6 +117,8 @@ class Ablate(Intervention):
     scale: float = 3.0
     """Of the noise, in standard deviations; other values ignore it."""
     seed: int = 0
+    reinjected: bool = True
+    """Whether visual features that the model adds again later are replaced too."""
 
     def check(self) -> None:
         """Refuse empty or repeated heads and a scale that is not positive."""
@@ -130,7 +136,8 @@ class PatchIn(Intervention):
     donor's own layout, ``at`` those written here; both select equally many, in order, and generated positions stay as they
     are. ``mode`` replaces, adds
     (``x + alpha · donor``) or interpolates (``x + alpha · (donor − x)``). Patching a run with itself changes nothing, bit
-    for bit.
+    for bit. At the merged embedding, visual features that the model adds again in early layers (Qwen3-VL's DeepStack) are
+    patched in from the donor too, unless ``reinjected`` is False.
     """
 
     kind: ClassVar[str] = "patch_in"
@@ -144,6 +151,7 @@ class PatchIn(Intervention):
     heads: tuple[int, ...] | None = None
     mode: Mode = "replace"
     alpha: float = 1.0
+    reinjected: bool = True
 
     def __post_init__(self) -> None:
         """Take ``source`` from ``at`` when it is left out."""

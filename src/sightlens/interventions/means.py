@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -22,12 +23,14 @@ class Mean:
         site: where it was measured.
         source: what it was measured on, in words.
         tokens: how many visual tokens went in.
+        companions: averages of what the model adds to the same tokens again later, by site.
     """
 
     vector: Float[Tensor, " d_model"]
     site: str
     source: str
     tokens: int
+    companions: Mapping[str, Float[Tensor, " d_model"]] = field(default_factory=dict)
 
 
 class MeanMeter:

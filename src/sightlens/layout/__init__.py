@@ -7,10 +7,10 @@ from sightlens.layout.builder import build_layout, mark_ids
 from sightlens.layout.indices import Span
 from sightlens.layout.layout import Layout
 from sightlens.layout.parser import parse
-from sightlens.layout.segments import ROLES, Padding, Role, Segment, Separator, Special, Text, Visual
+from sightlens.layout.segments import ROLES, Item, Padding, Role, Segment, Separator, Special, Text, Visual
 from sightlens.layout.selector import Both, Either, Not, Random, Register, Reshape, Selector, Translate, Word
 from sightlens.layout.sheets import Sheet
-from sightlens.layout.structure import VISUAL_TOKEN, Structure
+from sightlens.layout.structure import VISUAL_TOKEN, Features, Structure
 from sightlens.layout.tokenset import TokenSet
 from sightlens.layout.views import View, ViewKind
 from sightlens.layout.words import WORDS
@@ -21,6 +21,8 @@ __all__ = [
     "WORDS",
     "Both",
     "Either",
+    "Features",
+    "Item",
     "Layout",
     "Not",
     "Padding",

@@ -7,14 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 from sightlens.errors import LayoutError
-from sightlens.layout.segments import Padding, Segment, Separator, Special, Text, Visual
-from sightlens.layout.structure import Structure
+from sightlens.layout.segments import Item, Padding, Segment, Separator, Special, Text, Visual
+from sightlens.layout.structure import Features, Structure
 from sightlens.layout.views import View
 
 KINDS: Mapping[str, type[Segment]] = {
     "padding": Padding,
     "special": Special,
     "text": Text,
+    "item": Item,
     "visual": Visual,
     "separator": Separator,
 }
@@ -27,6 +28,7 @@ def encode(structure: Structure) -> dict[str, Any]:
         "segments": [{"is": NAMES[type(segment)], **asdict(segment)} for segment in structure.segments],
         "views": [{name: _listed(value) for name, value in asdict(view).items()} for view in structure.views],
         "image_sizes": [list(size) for size in structure.image_sizes],
+        **({} if structure.features is None else {"features": [structure.features.rows, list(structure.features.of)]}),
     }
 
 
@@ -40,9 +42,10 @@ def decode(data: Mapping[str, Any]) -> Structure:
         segments = tuple(_segment(entry) for entry in data["segments"])
         views = tuple(View(**{name: _tupled(value) for name, value in entry.items()}) for entry in data["views"])
         sizes = tuple((int(height), int(width)) for height, width in data["image_sizes"])
+        features = Features(int(data["features"][0]), tuple(map(int, data["features"][1]))) if "features" in data else None
     except (KeyError, TypeError, ValueError) as error:
         raise LayoutError("data written by `Layout.to_dict`", f"{type(error).__name__}: {error}", "Prepare the prompt again.") from error
-    return Structure(segments, views, sizes)
+    return Structure(segments, views, sizes, features)
 
 
 def _segment(entry: Mapping[str, Any]) -> Segment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sightlens.layout.segments import Padding, Segment, Separator, Special, Text, Visual
+from sightlens.layout.segments import Item, Padding, Segment, Separator, Special, Text, Visual
 from sightlens.layout.structure import Structure
 
 
@@ -43,6 +43,10 @@ def _part(segment: Segment, structure: Structure, tokens: Sequence[str]) -> tupl
             return "pad", segment.stop - segment.start
         case Text(role=role):
             return "answer" if role == "answer" else "text", segment.stop - segment.start
+        case Item():
+            return "text", segment.stop - segment.start
+        case Separator(name="list"):
+            return "text", segment.stop - segment.start
         case Special() | Separator():
             return "".join(tokens[segment.start : segment.stop]), 0
         case Visual(view=view):

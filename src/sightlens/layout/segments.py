@@ -1,4 +1,4 @@
-"""The five things a position can be: padding, special token, text, visual token, separator."""
+"""The six things a position can be: padding, special token, text, item of a list, visual token, separator."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Literal, get_args
 
 from sightlens.errors import LayoutError
 
-Role = Literal["system", "question", "answer", "template"]
-"""What a text is for. ``system``: the system sentence; ``question``: the user's own words; ``answer``: the
-teacher-forced or generated reply at the end; ``template``: what the chat template or the processor adds."""
+Role = Literal["system", "context", "question", "answer", "template"]
+"""What a text is for. ``system``: the system sentence; ``question``: the user's own words; ``context``: of them, those
+around a list of items; ``answer``: the teacher-forced or generated reply at the end; ``template``: what the chat template or
+the processor adds."""
 
 ROLES: tuple[str, ...] = get_args(Role)
 
@@ -56,12 +57,20 @@ class Visual:
 
 
 @dataclass(frozen=True)
+class Item:
+    """The tokens of one item of a list in the text; ``item[k]`` is the last of them, where the whole item has been read."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
 class Separator:
-    """A non-visual marker in an image's span, named ``start``, ``end``, ``newline``, ``row`` or ``column``."""
+    """A marker in an image's span, named ``start``, ``end``, ``newline``, ``row`` or ``column``, or between items, named ``list``."""
 
     start: int
     stop: int
     name: str
 
 
-Segment = Padding | Special | Text | Visual | Separator
+Segment = Padding | Special | Text | Item | Visual | Separator

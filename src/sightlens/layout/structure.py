@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -23,6 +23,16 @@ VISUAL_TOKEN = np.dtype([(name, np.int64) for name in ("position", "image", "vie
 
 
 @dataclass(frozen=True)
+class Features:
+    """Which output of the projector each visual token carries, where they do not simply follow each other."""
+
+    rows: int
+    """Outputs that the projector returns for the example, those that no token carries included."""
+    of: tuple[int, ...]
+    """By position, the output of each visual token; -1 for a token that blends several."""
+
+
+@dataclass(frozen=True)
 class Structure:
     """A gapless partition of positions ``0..length`` into segments, and the views that the visual ones show.
 
@@ -35,6 +45,8 @@ class Structure:
     views: tuple[View, ...] = ()
     image_sizes: tuple[tuple[int, int], ...] = ()
     """(height, width) of each original image in pixels."""
+    features: Features | None = field(default=None, repr=False)
+    """None when the projector's outputs are the visual tokens, in order."""
 
     def __post_init__(self) -> None:
         """Check the partition, the views and the cells."""
@@ -42,6 +54,13 @@ class Structure:
         _check_views(self.views, self.image_sizes)
         _check_cells(self.segments, self.views)
         stitch(self.views, self.grid_positions)
+        if self.features is not None and len(self.features.of) != self.visual.sum():
+            raise LayoutError(f"{int(self.visual.sum())} features", f"{len(self.features.of)}", "Give one per visual token.")
+
+    @property
+    def feature_rows(self) -> int:
+        """How many outputs the projector returns for this example."""
+        return int(self.visual.sum()) if self.features is None else self.features.rows
 
     @property
     def length(self) -> int:

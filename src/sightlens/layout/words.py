@@ -16,7 +16,7 @@ from sightlens._types import PositionMask
 from sightlens.errors import SelectorError, listing
 from sightlens.layout.indices import Index, Span, pick
 from sightlens.layout.overlap import inside_image
-from sightlens.layout.segments import ROLES, Separator, Special, Text, Visual
+from sightlens.layout.segments import Item, Segment, Separator, Special, Text, Visual
 from sightlens.layout.structure import Structure
 from sightlens.layout.views import View
 
@@ -143,9 +143,30 @@ def _text(*roles: str) -> Find:
     return lambda asked: asked.structure.where(lambda segment: isinstance(segment, Text) and segment.role in roles)
 
 
+def _all_text(asked: Asked) -> PositionMask:
+    return asked.structure.where(lambda segment: isinstance(segment, Text | Item) or _between_items(segment))
+
+
+def _between_items(segment: Segment) -> bool:
+    return isinstance(segment, Separator) and segment.name == "list"
+
+
+def _item(asked: Asked) -> PositionMask:
+    ends = [segment.stop - 1 for segment in asked.structure.segments if isinstance(segment, Item)]
+    return _at(asked.structure, [ends[k] for k in asked.picked(len(ends))])
+
+
+def _context(asked: Asked) -> PositionMask:
+    return asked.structure.where(
+        lambda segment: isinstance(segment, Item) or _between_items(segment) or (isinstance(segment, Text) and segment.role == "context")
+    )
+
+
 def _beside_image(*, after: bool) -> Find:
     def find(asked: Asked) -> PositionMask:
-        span = np.flatnonzero(asked.structure.where(lambda segment: isinstance(segment, Visual | Separator)))
+        span = np.flatnonzero(
+            asked.structure.where(lambda segment: isinstance(segment, Visual | Separator) and not _between_items(segment))
+        )
         if not len(span):
             raise SelectorError("a layout with an image", "only text", "Use `text`, or give the prompt an image.")
         place = np.arange(asked.structure.length)
@@ -196,9 +217,11 @@ WORDS: Mapping[str, Rule] = {
     "padding_area": Rule(_padding_area),
     "separator": Rule(_marks(Separator), arities=(0, 1)),
     "special": Rule(_marks(Special), arities=(0, 1)),
-    "text": Rule(_text(*ROLES), generated=True),
+    "text": Rule(_all_text, generated=True),
     "system": Rule(_text("system")),
     "question": Rule(_text("question")),
+    "context": Rule(_context),
+    "item": Rule(_item, arities=(0, 1)),
     "template": Rule(_text("template")),
     "answer": Rule(_text("answer"), generated=True),
     "pre_image": Rule(_beside_image(after=False)),
@@ -233,6 +256,8 @@ def _offer(name: str, structure: Structure, bound: Bound) -> str:
         case "separator" | "special":
             marks = [s.name for s in structure.segments if isinstance(s, Separator if name == "separator" else Special)]
             return f"one of {len(marks)} {name} segments ({listing(list(dict.fromkeys(marks)))})"
+        case "item":
+            return f"one of {sum(isinstance(s, Item) for s in structure.segments)} items"
         case "object":
             return f"one of {len(bound.objects)} bound objects"
         case "position":

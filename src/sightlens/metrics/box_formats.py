@@ -211,7 +211,7 @@ class ResizedPixels(BoxFormat):
         (476, 644)
         """
         height, width = image_size
-        sides = [max(self.factor, round(side / self.factor) * self.factor) for side in image_size]
+        sides = [round(side / self.factor) * self.factor for side in image_size]  # 0 for a thin side, which then grows
         if sides[0] * sides[1] > self.max_pixels:
             shrink = math.sqrt(height * width / self.max_pixels)
             sides = [max(self.factor, math.floor(side / shrink / self.factor) * self.factor) for side in image_size]

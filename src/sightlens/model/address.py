@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sightlens.errors import HookError, SelectorError
 from sightlens.families.sites import Site
-from sightlens.layout import Layout, Selector, TokenSet, parse
+from sightlens.layout import Selector, TokenSet, parse
 from sightlens.model.window import Window
 
 ARROW = "->"
@@ -75,7 +75,7 @@ class Selection:
         return result.movedim(1, self.dim).contiguous()
 
 
-def select(address: Address, site: Site, window: Window) -> tuple[Selection, ...] | None:
+def select(address: Address, site: Site, window: Window, *, shape: Sequence[int]) -> tuple[Selection, ...] | None:
     """Resolve an address for the forward pass in progress; keys first, so that gathering in order keeps dimensions valid.
 
     Returns:
@@ -94,13 +94,18 @@ def select(address: Address, site: Site, window: Window) -> tuple[Selection, ...
         raise HookError("an attention site for `queries -> keys`", site.name, "Use one selector.")
     chosen = tuple(layout.select(address.at) for layout in window.layouts)
     if "token" in site.dims:
-        return (_visual(chosen, address),)
+        return (_visual(chosen, address, window),)
     dim = site.dims.index("query" if "query" in site.dims else "position" if "position" in site.dims else "key")
-    found = _along(dim, chosen, address, window.queries if "key" not in site.dims[dim] else window.keys)
+    found = _along(dim, chosen, address, window.queries if site.dims[dim] != "key" else _keys(window, shape[dim]))
     if found is None or address.keys is None:
         return None if found is None else (found,)
-    keys = _along(site.dims.index("key"), tuple(layout.select(address.keys) for layout in window.layouts), address, window.keys)
+    dim = site.dims.index("key")
+    keys = _along(dim, tuple(layout.select(address.keys) for layout in window.layouts), address, _keys(window, shape[dim]))
     return None if keys is None else (keys, found)
+
+
+def _keys(window: Window, held: int) -> Callable[[TokenSet], np.ndarray]:
+    return lambda tokens: window.keys(tokens, held=held)
 
 
 def _along(dim: int, chosen: Sequence[TokenSet], address: Address, positions: Callable[[TokenSet], np.ndarray]) -> Selection | None:
@@ -112,29 +117,22 @@ def _along(dim: int, chosen: Sequence[TokenSet], address: Address, positions: Ca
     return Selection(dim, _stack(rows, address), shapes.pop() if len(shapes) == 1 and whole else None)
 
 
-def _visual(chosen: Sequence[TokenSet], address: Address) -> Selection:
-    """Select along ``[batch, all visual tokens of the example]``, which is how :func:`by_example` lays out visual sites."""
+def _visual(chosen: Sequence[TokenSet], address: Address, window: Window) -> Selection:
+    """Select along the outputs of the projector over the whole batch, which is how :func:`_one_row` lays out visual sites."""
     rows = []
-    for tokens in chosen:
-        table = tokens.structure.visual_tokens()["position"]
+    for row, tokens in enumerate(chosen):
         tokens.require(f"{address}")
-        rows.append(np.searchsorted(table, tokens.positions))
-        if len(set(tokens.positions) - set(table)):
+        if not tokens.structure.visual[tokens.positions].all():
             raise SelectorError("visual tokens only at a site of the vision tower", f"`{tokens.name}`", "Restrict it: `(…) & image`.")
+        rows.append(window.features(tokens, row)[0])
     shapes = {tokens.grid_shape for tokens in chosen}
     return Selection(1, _stack(rows, address), shapes.pop() if len(shapes) == 1 else None)
 
 
-def by_example(value: Tensor, layouts: Sequence[Layout]) -> Tensor:
-    """Lay out ``[all views, token, …]`` as ``[batch, visual tokens of the example, …]``.
-
-    Raises:
-        SelectorError: when examples have different numbers of visual tokens.
-    """
-    counts = {len(layout.visual_tokens()) for layout in layouts}
-    if len(counts) > 1:
-        raise SelectorError("examples with equally many visual tokens", f"{sorted(counts)}", "Run them one by one.")
-    return value.flatten(0, 1).unflatten(0, (len(layouts), -1))
+def _one_row(value: Tensor, site: Site, window: Window) -> Tensor:
+    """Lay out a visual site as ``[batch, all outputs of the projector, …]``, the same for every example."""
+    flat = value if site.dims[0] == "token" else value.flatten(0, 1)
+    return flat.expand(len(window.layouts), *flat.shape)
 
 
 def _stack(rows: Sequence[np.ndarray], address: Address) -> Tensor:
@@ -150,10 +148,10 @@ def read(value: Tensor, address: Address, site: Site, window: Window) -> Tensor 
     """Return the addressed part of an activation, grid-shaped where the selection is; None when the window holds none of it."""
     if address.at is None:
         return value
-    found = select(address, site, window)
+    found = select(address, site, window, shape=value.shape)
     if found is None:
         return None
-    part = by_example(value, window.layouts) if "token" in site.dims else value
+    part = _one_row(value, site, window) if "token" in site.dims else value
     for selection in found:
         part = selection.gather(part)
     return part
@@ -161,12 +159,21 @@ def read(value: Tensor, address: Address, site: Site, window: Window) -> Tensor 
 
 def write(value: Tensor, part: Tensor, address: Address, *, site: Site, window: Window) -> Tensor:
     """Return a copy of an activation with its addressed part replaced."""
-    found = select(address, site, window)
+    found = select(address, site, window, shape=value.shape)
     assert found is not None
-    whole = by_example(value, window.layouts) if "token" in site.dims else value
+    if "token" in site.dims:
+        return _write_features(value, part, found[0])
     if len(found) == 1:
-        return found[0].scatter(whole, part).reshape(value.shape)
+        return found[0].scatter(value, part)
     keys, queries = found
-    inner = queries.gather(whole) if queries.grid is None else Selection(queries.dim, queries.index, None).gather(whole)
+    inner = Selection(queries.dim, queries.index, None).gather(value)
     flat = part if queries.grid is None else part.flatten(queries.dim, queries.dim + 1)
-    return Selection(queries.dim, queries.index, None).scatter(whole, keys.scatter(inner, flat))
+    return Selection(queries.dim, queries.index, None).scatter(value, keys.scatter(inner, flat))
+
+
+def _write_features(value: Tensor, part: Tensor, where: Selection) -> Tensor:
+    flat = part if where.grid is None else part.flatten(1, 2)
+    result = value.clone(memory_format=torch.contiguous_format)
+    rows = result.view(-1, result.shape[-1])
+    rows[where.index.flatten().to(value.device)] = flat.flatten(0, 1).to(value.dtype)
+    return result

@@ -13,6 +13,7 @@ from sightlens._types import Logits
 from sightlens.errors import CheckpointError
 from sightlens.families import Prompt
 from sightlens.families.compat import cache_keyword
+from sightlens.families.prompt import PER_POSITION
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 0.03}
 """Largest difference between two paths, relative to the largest logit."""
@@ -52,9 +53,9 @@ def compare_paths(expected: Logits, others: Mapping[str, Logits], dtype: torch.d
 
 def cached_logits(hf: nn.Module, prompt: Prompt) -> Tensor:
     """Return the last position's logits ``[batch, 1, vocab]`` from a step that reuses the keys and values of the rest."""
-    names = ("input_ids", "attention_mask", "position_ids")
-    ids, mask, positions = (prompt.tensors[name] for name in names)
-    rest = {"pixel_values": prompt.tensors["pixel_values"], "use_cache": True}
-    first = hf(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions[:, :-1], **rest)
+    moving = {name: tensor for name, tensor in prompt.tensors.items() if name in PER_POSITION}
+    rest = {name: tensor for name, tensor in prompt.tensors.items() if name not in PER_POSITION}
+    first = hf(**{name: tensor[..., :-1] for name, tensor in moving.items()}, **rest, use_cache=True)
+    last = {name: tensor[..., -1:] for name, tensor in moving.items()} | {"attention_mask": moving["attention_mask"]}
     name = cache_keyword()
-    return hf(input_ids=ids[:, -1:], attention_mask=mask, position_ids=positions[:, -1:], **{name: first[name]}).logits
+    return hf(**last, **{name: first[name]}).logits

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from sightlens._types import Positions
 from sightlens.errors import InterventionError, listing
-from sightlens.families.sites import Attention, Site
+from sightlens.families.sites import HeadResult, Input, Output, Site
 from sightlens.interventions import (
     Ablate,
     AblateHeads,
     Knockout,
     Mean,
+    Moves,
     PatchIn,
     Phase,
     Rearrangement,
@@ -162,23 +163,25 @@ class _Rewriter:
                 if new is None and write(None, self.site, self.window, row):
                     new = value.clone()
                 if new is not None:
-                    count = write(new.flatten(0, 1), self.site, self.window, row)
+                    count = write(flat_places(new, self.site), self.site, self.window, row)
                     self.touched.add(write.edit.intervention, self.window.examples[row], count)
         return new
 
 
 def _writes(sites: Sites, edit: Edit, donors: Mapping[str, Donor]) -> Iterator[tuple[str, Write]]:
-    intervention = edit.intervention
+    intervention, pictures = edit.intervention, any(layout.views for layout in sites.window.layouts)
     if isinstance(intervention, Ablate):
-        _check_writable(sites.point(intervention.site).site, intervention.heads)
-        yield intervention.site, Values(edit, intervention.at, intervention.heads, _ablation(intervention, donors))
+        for name in with_companions(sites, [intervention.site], follow=pictures and intervention.reinjected):
+            _check_writable(sites.point(name).site, intervention.heads)
+            yield name, Values(edit, intervention.at, intervention.heads, _ablation(intervention, name, donors))
     elif isinstance(intervention, PatchIn):
-        for name in matching(sites, intervention):
+        for name in with_companions(sites, matching(sites, intervention), follow=pictures and intervention.reinjected):
             _check_writable(sites.point(name).site, intervention.heads)
             yield name, Values(edit, intervention.at, intervention.heads, _patch(intervention, name, donors), ("prefill",))
     elif isinstance(intervention, Rearrangement):
-        _check_writable(sites.point(intervention.site).site, None)
-        yield intervention.site, Copies(edit, intervention)
+        for name in with_companions(sites, [intervention.site], follow=pictures):
+            _check_writable(sites.point(name).site, None)
+            yield name, Copies(edit, intervention)
     elif isinstance(intervention, AblateHeads):
         sites.layers(list(intervention.by_layer()))
         for layer, heads in intervention.by_layer().items():
@@ -187,6 +190,11 @@ def _writes(sites: Sites, edit: Edit, donors: Mapping[str, Donor]) -> Iterator[t
             yield name, Values(edit, intervention.at, heads, change, intervention.phases)
     else:
         raise InterventionError("a kind that sightlens.interventions offers", type(intervention).__name__, "Use one of those.")
+
+
+def with_companions(sites: Sites, names: Sequence[str], *, follow: bool) -> list[str]:
+    """Add the sites at which what the named ones hold comes in again, if the intervention follows it there."""
+    return [*names, *(other for name in names if follow for other in sites.point(name).site.companions)]
 
 
 def matching(sites: Sites, intervention: PatchIn) -> list[str]:
@@ -211,25 +219,27 @@ def _check_writable(site: Site, heads: tuple[int, ...] | None) -> None:
         raise InterventionError("a site with positions or visual tokens", f"{site.name} {list(site.dims)}", "Use Knockout for attention.")
     if heads is not None and "head" not in site.dims:
         raise InterventionError("a site with heads (hook_q, hook_k, hook_v, hook_z, hook_result)", site.name, "Leave out heads=.")
-    if heads is not None and not isinstance(site.tap, Attention) and max(heads) >= (site.tap.heads or 0):
+    if heads is not None and isinstance(site.tap, Input | Output | HeadResult) and max(heads) >= (site.tap.heads or 0):
         raise InterventionError(f"heads below {site.tap.heads} at {site.name}", f"{heads}", "Heads count from 0.")
+
+
+def flat_places(value: Tensor, site: Site) -> Tensor:
+    """Return a view of an activation with one leading dimension, in which the places of a :class:`Spot` count."""
+    return value if site.dims[0] == "token" else value.flatten(0, 1)
 
 
 def find_spot(site: Site, window: Window, tokens: TokenSet, row: int, *, phases: Sequence[Phase]) -> Spot:
     """Return where a row's positions lie in a site, for the pass that a window describes."""
     if "token" in site.dims:
-        positions = np.flatnonzero(tokens.mask[window.layouts[row].visual_tokens()["position"]])
-        order = np.arange(len(positions))
-    else:
-        positions, order = window.inside(tokens, phases)
-    places = torch.as_tensor(positions + row_offset(site, window, row))
+        rows, inside = window.features(tokens, row)
+        return Spot(window.layouts[row], window.examples[row], torch.as_tensor(rows), inside, np.arange(len(inside)))
+    positions, order = window.inside(tokens, phases)
+    places = torch.as_tensor(positions + row_offset(window, row))
     return Spot(window.layouts[row], window.examples[row], places, positions, order)
 
 
-def row_offset(site: Site, window: Window, row: int) -> int:
-    """Return what to add to a position (at sites of the tower: an index among visual tokens) to find it in the flattened site."""
-    if "token" in site.dims:
-        return sum(len(layout.visual_tokens()) for layout in window.layouts[:row])
+def row_offset(window: Window, row: int) -> int:
+    """Return what to add to a position to find it in a flattened site of the decoder."""
     return row * (window.stop - window.start) - window.start
 
 
@@ -246,7 +256,7 @@ class Copies(Write):
         Raises:
             InterventionError: when a copy starts outside of the pass, or a position has no activation at the site.
         """
-        moves = self.intervention.moves(window.layouts[row])
+        moves = self._moves(site, window.layouts[row])
         targets, sources = (self._locate(places, site, window, row) for places in (moves.targets, moves.sources))
         targets, sources = targets[targets >= 0], sources[targets >= 0]
         if (sources < 0).any():
@@ -259,11 +269,20 @@ class Copies(Write):
     def _locate(self, places: Positions, site: Site, window: Window, row: int) -> np.ndarray:
         """Return the flat place of each absolute position, -1 where the pass does not compute it."""
         if "token" not in site.dims:
-            return np.where((places >= window.start) & (places < window.stop), places + row_offset(site, window, row), -1)
-        visual = window.layouts[row].visual_tokens()["position"]
-        if not np.isin(places, visual).all():
+            return np.where((places >= window.start) & (places < window.stop), places + row_offset(window, row), -1)
+        layout = window.layouts[row]
+        if not layout.structure.visual[places].all():
             raise InterventionError(f"visual tokens at {site.name}", f"{self.intervention}", "Restrict it: `(…) & image`.")
-        return np.searchsorted(visual, places) + row_offset(site, window, row)
+        alone = [window.features(layout.at([place]), row)[0] for place in places.tolist()]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *alone])
+
+    def _moves(self, site: Site, layout: Layout) -> Moves:
+        """Return the copies; where visual features come in again, those of other positions are nothing to copy."""
+        moves = self.intervention.moves(layout)
+        if site.name == self.intervention.site:
+            return moves
+        held = layout.structure.visual[moves.targets]
+        return Moves(moves.targets[held], moves.sources[held])
 
 
 def _head_values(sites: Sites, intervention: AblateHeads, donors: Mapping[str, Donor], *, layer: int) -> Change:
@@ -276,12 +295,12 @@ def _head_values(sites: Sites, intervention: AblateHeads, donors: Mapping[str, D
     return lambda old, spot: means[layer, list(intervention.by_layer()[layer])].to(old).expand_as(old)
 
 
-def _ablation(intervention: Ablate, donors: Mapping[str, Donor]) -> Change:
+def _ablation(intervention: Ablate, name: str, donors: Mapping[str, Donor]) -> Change:
     if intervention.value == "zero":
         return lambda old, spot: torch.zeros_like(old)
     if intervention.value == "noise":
         return partial(_noised, intervention)
-    vector = _vector(intervention, donors)
+    vector = _vector(intervention, donors) if name == intervention.site else _companion_vector(intervention, name, donors)
 
     def change(old: Tensor, spot: Spot) -> Tensor:
         if vector.shape[-1:] != old.shape[-1:] or vector.ndim > 1:
@@ -313,6 +332,19 @@ def _vector(intervention: Ablate, donors: Mapping[str, Donor]) -> Tensor:
     return donor.vector if isinstance(donor, Mean) else donor
 
 
+def _companion_vector(intervention: Ablate, name: str, donors: Mapping[str, Donor]) -> Tensor:
+    vector, donor = _vector(intervention, donors), donors[intervention.value]
+    if not isinstance(donor, Mean):
+        return torch.zeros_like(vector)
+    if name not in donor.companions:
+        raise InterventionError(
+            f"a mean that holds {name} too",
+            f"one of {listing([donor.site, *donor.companions])}",
+            "Measure it with model.fit_mean, or say reinjected=False.",
+        )
+    return donor.companions[name]
+
+
 def _patch(intervention: PatchIn, name: str, donors: Mapping[str, Donor]) -> Change:
     cache = donors.get(intervention.donor)
     if not isinstance(cache, Cache) or name not in cache:
@@ -329,7 +361,8 @@ def _patch(intervention: PatchIn, name: str, donors: Mapping[str, Donor]) -> Cha
                 "one donor example, or as many as the batch has", f"{len(layouts)}", "Capture the donor on as many prompts."
             )
         given = _donor_values(cache, name, intervention, donor).to(old)
-        wanted = resolve_where(intervention.at, spot.layout).count
+        chosen = resolve_where(intervention.at, spot.layout)
+        wanted = int((chosen.mask & chosen.structure.visual).sum()) if "token" in cache.sites[name].dims else chosen.count
         if len(given) != wanted or given.shape[1:] != old.shape[1:]:
             got = f"{len(given)} of {list(given.shape[1:])}"
             raise InterventionError(f"{wanted} donor values of {list(old.shape[1:])}", got, "Make at= and source= select equally many.")
@@ -344,5 +377,5 @@ def _patch(intervention: PatchIn, name: str, donors: Mapping[str, Donor]) -> Cha
 def _donor_values(cache: Cache, name: str, intervention: PatchIn, donor: int) -> Tensor:
     tokens = resolve_where(intervention.source, cache.window.layouts[donor])
     value, spot = cache[name], find_spot(cache.sites[name], cache.window, tokens, donor, phases=("prefill",))
-    rows = value.flatten(0, 1)[spot.places.to(value.device)]
+    rows = flat_places(value, cache.sites[name])[spot.places.to(value.device)]
     return rows if intervention.heads is None else rows[:, list(intervention.heads)]

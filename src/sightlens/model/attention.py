@@ -14,8 +14,9 @@ from weakref import WeakKeyDictionary
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from sightlens.families.compat import HookPoint, register_attention, sdpa_attention_forward
+from sightlens.families.compat import register_attention, sdpa_attention_forward
 from sightlens.families.sites import AttentionTensor
 
 MaskEdit = Callable[[Float[Tensor, "batch heads query key"]], Float[Tensor, "batch heads query key"]]
@@ -28,8 +29,10 @@ class AttentionTaps:
 
     def __init__(self) -> None:
         """Start with nothing active."""
-        self.points: dict[AttentionTensor, HookPoint] = {}
+        self.points: dict[AttentionTensor, Callable[[Tensor], Tensor]] = {}
         self.edits: list[MaskEdit] = []
+        self.joining: RemovableHandle | None = None
+        self.apart: Bool[Tensor, "1 1 query key"] | None = None
 
     def __bool__(self) -> bool:
         """Whether anything is active."""
@@ -38,6 +41,19 @@ class AttentionTaps:
     def fire(self, name: AttentionTensor, value: Tensor) -> Tensor:
         """Pass a tensor through its hook point, if one is active."""
         return self.points[name](value) if name in self.points else value
+
+    def join(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Have a layer that works chunk by chunk compute all chunks at once, under a mask that keeps them apart."""
+        stops = kwargs["cu_seqlens"]
+        chunk = torch.bucketize(torch.arange(int(stops[-1]), device=stops.device), stops[1:], right=True)
+        self.apart = (chunk[:, None] == chunk)[None, None]
+        return args, {**kwargs, "cu_seqlens": stops[[0, -1]]}
+
+    def part(self) -> None:
+        """Let the layer work chunk by chunk again."""
+        assert self.joining is not None
+        self.joining.remove()
+        self.joining = self.apart = None
 
 
 _TAPS: WeakKeyDictionary[nn.Module, AttentionTaps] = WeakKeyDictionary()
@@ -96,6 +112,7 @@ def tapped_sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, at
     taps = _TAPS.get(module)
     if not taps:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    attention_mask = attention_mask if taps.apart is None else taps.apart
     if {"attn_scores", "pattern"} & set(taps.points):
         return _stepwise(module, taps, (query, key, value), attention_mask, options)
     query, key, mask = _before_scores(module, taps, (query, key), attention_mask, options)
@@ -105,6 +122,7 @@ def tapped_sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, at
 def tapped_eager(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any) -> Any:
     """Run a layer of an eager model step by step, with whatever taps it has."""
     taps = _TAPS.get(module) or AttentionTaps()
+    attention_mask = attention_mask if taps.apart is None else taps.apart
     return _stepwise(module, taps, (query, key, value), attention_mask, options)
 
 

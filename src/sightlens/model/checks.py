@@ -6,13 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from sightlens.errors import LayoutError
 from sightlens.families import Prompt
 from sightlens.families.sites import Attention
+from sightlens.layout import Layout
 from sightlens.model.agreement import TOLERANCE, Check
 from sightlens.model.hooked import HookedVLM
+
+EMBEDDED = "vision_encoder.embeddings.hook_out"
 
 
 @torch.no_grad()
@@ -46,23 +50,37 @@ def _alone(model: HookedVLM, prompt: Prompt, example: int) -> Prompt:
 
 def _verify_example(model: HookedVLM, prompt: Prompt, *, tokens: int, seed: int) -> Iterator[Check]:
     layout = prompt.layout
-    table = layout.visual_tokens()
+    table, carried = layout.visual_tokens(), _carried(layout)
+    if not len(table):
+        return
     places = [k for k, row in enumerate(table) if _drawable(row["box"], layout.image_sizes[row["image"]])]
     chosen = np.random.default_rng(seed).permutation(places)[:tokens]
-    names = ["hook_visual_embed", "hook_merged_embed", "vision_encoder.embeddings.hook_out"]
-    _, cache = model.run_with_cache(prompt, names_filter=names)
-    flat = cache["hook_visual_embed"].flatten(0, 1)
-    if not torch.equal(cache["hook_merged_embed"][0, table["position"]], flat.to(cache["hook_merged_embed"].dtype)):
+    _, cache = model.run_with_cache(prompt, names_filter=["hook_visual_embed", "hook_merged_embed", EMBEDDED])
+    merged, single = cache["hook_merged_embed"], carried >= 0
+    features = _rows(model, "hook_visual_embed", cache["hook_visual_embed"]).to(merged.dtype)
+    if not torch.equal(merged[0, table["position"][single]], features[carried[single]]):
         raise LayoutError(
             "the projector's outputs at the layout's visual positions", "other values", f"The layout of {layout} is wrong; report it."
         )
-    for k in chosen:
-        yield _verify_token(model, prompt, table[int(k)], flat=int(k), before=cache["vision_encoder.embeddings.hook_out"])
+    for k in map(int, chosen):
+        yield _verify_token(model, prompt, table[k], feature=int(carried[k]), before=cache[EMBEDDED])
+
+
+def _carried(layout: Layout) -> Int[np.ndarray, " token"]:
+    """Return which output of the projector each visual token carries, -1 for several."""
+    given = layout.structure.features
+    return np.arange(layout.structure.feature_rows) if given is None else np.asarray(given.of, dtype=np.int64)
+
+
+def _rows(model: HookedVLM, name: str, value: Tensor) -> Tensor:
+    """Lay all patches, or all outputs of the projector, out in one dimension."""
+    return value.flatten(0, 1) if model.hook_dict[name].site.dims[0] == "view" else value
 
 
 def _drawable(box: np.ndarray, size: tuple[int, int]) -> bool:
     x0, y0, x1, y1 = _inner(box)
-    return 0 <= x0 < x1 <= size[1] and 0 <= y0 < y1 <= size[0]
+    large = bool(min(box[2] - box[0], box[3] - box[1]) >= 2)  # smaller ones share their pixels with their neighbours
+    return large and 0 <= x0 < x1 <= size[1] and 0 <= y0 < y1 <= size[0]
 
 
 def _inner(box: np.ndarray) -> tuple[int, int, int, int]:
@@ -77,58 +95,93 @@ def _inner(box: np.ndarray) -> tuple[int, int, int, int]:
     )
 
 
-def _verify_token(model: HookedVLM, prompt: Prompt, row: np.void, *, flat: int, before: Tensor) -> Check:
+def _verify_token(model: HookedVLM, prompt: Prompt, row: np.void, *, feature: int, before: Tensor) -> Check:
     images = [np.asarray(image).copy() for image in prompt.images[0]]
     x0, y0, x1, y1 = _inner(row["box"])
     images[row["image"]][y0:y1, x0:x1] ^= 0xFF
     changed = model.prepare(images, prompt.texts[0], template="raw", options=prompt.options)
-    _, cache = model.run_with_cache(changed, names_filter="vision_encoder.embeddings.hook_out")
-    moved = (cache["vision_encoder.embeddings.hook_out"] - before)[int(row["view"])].norm(dim=-1)
-    patches = _patches(model, row, count=moved.shape[0])
-    other = moved.clone()
-    other[patches] = 0
+    _, cache = model.run_with_cache(changed, names_filter=EMBEDDED)
+    moved = _rows(model, EMBEDDED, cache[EMBEDDED] - before).norm(dim=-1)
     name = f"token at position {row['position']} (view {row['view']}, row {row['row']}, column {row['column']})"
-    if moved[patches].max() <= other.max():
+    if feature < 0:
+        moved[: before.shape[-2]] = 0  # the whole picture, which comes before the tiles that the token blends
+        return _verify_blend(model, prompt, row, patch=int(moved.argmax()), name=name)
+    patches = _patches(model, prompt.layout, feature, per_view=before.shape[-2])
+    inside = _of_crop(model, feature, moved, per_view=before.shape[-2])
+    other = inside.clone()
+    other[patches] = 0
+    if inside[patches].max() <= other.max():
         raise LayoutError(
             f"the patches of the {name} to move most when its box changes",
             f"patch {int(other.argmax())}",
             "The layout is wrong; report it.",
         )
-    _verify_merge(model, prompt, row, flat=flat, patches=patches)
-    return Check(
-        name,
-        passed=True,
-        detail=f"pixels move its patches {float(moved[patches].max() / other.max().clamp(min=1e-9)):.1f}× more than any other",
-    )
+    _verify_merge(model, prompt, feature=feature, patches=patches)
+    more = float(inside[patches].max() / other.max().clamp(min=1e-9))
+    return Check(name, passed=True, detail=f"pixels move its patches {more:.1f}× more than any other")
 
 
-def _patches(model: HookedVLM, row: np.void, *, count: int) -> list[int]:
+def _of_crop(model: HookedVLM, feature: int, moved: Tensor, *, per_view: int) -> Tensor:
+    """Leave of all patches' movement that in the token's own crop: other crops show the same pixels."""
     grid = model.processing.grid
-    extra = count - grid.count * grid.merge**2  # a class token stands before the patches
-    columns = grid.columns * grid.merge
-    first = row["row"] * grid.merge, row["column"] * grid.merge
-    return [int(extra + (first[0] + r) * columns + first[1] + c) for r in range(grid.merge) for c in range(grid.merge)]
+    if not grid.count:
+        return moved
+    crop = feature // grid.count
+    inside = torch.zeros_like(moved)
+    inside[crop * per_view : (crop + 1) * per_view] = moved[crop * per_view : (crop + 1) * per_view]
+    return inside
 
 
-def _verify_merge(model: HookedVLM, prompt: Prompt, row: np.void, *, flat: int, patches: list[int]) -> None:
+def _patches(model: HookedVLM, layout: Layout, feature: int, *, per_view: int) -> list[int]:
+    """Return the patches, counted over all crops, that an output of the projector merges."""
+    grid = model.processing.grid
+    if grid.count:
+        crop, cell = divmod(feature, grid.count)
+        extra = per_view - grid.count * grid.merge**2  # a class token stands before the patches
+        start, columns = crop * per_view + extra, grid.columns
+    else:
+        stops = np.cumsum([view.count for view in layout.views])
+        crop = int(np.searchsorted(stops, feature, side="right"))
+        before = int(stops[crop]) - layout.views[crop].count
+        cell, start, columns = feature - before, before * grid.merge**2, layout.views[crop].grid[1]
+    first = cell // columns * grid.merge, cell % columns * grid.merge
+    width = columns * grid.merge
+    return [int(start + (first[0] + r) * width + first[1] + c) for r in range(grid.merge) for c in range(grid.merge)]
+
+
+def _disturbed(model: HookedVLM, prompt: Prompt, site: str, *, patches: list[int]) -> Tensor:
+    """Return which rows of a site move when patches at the end of the tower do."""
     towers = [name for name in model.hook_dict if name.startswith("vision_encoder.encoder_layers") and name.endswith("hook_resid_post")]
-    view = int(row["view"])
 
     def disturb(value: Tensor, hook: object) -> Tensor:
-        value = value.clone()
-        value[view, patches] += value.norm() * torch.linspace(-1, 1, value.shape[-1], device=value.device, dtype=value.dtype)
+        value = value.clone(memory_format=torch.contiguous_format)
+        rows = value.view(-1, value.shape[-1])
+        rows[patches] += value.norm() * torch.linspace(-1, 1, value.shape[-1], device=value.device, dtype=value.dtype)
         return value
 
-    _, plain = model.run_with_cache(prompt, names_filter="hook_visual_embed")
+    _, plain = model.run_with_cache(prompt, names_filter=site)
     with model.hooks(fwd_hooks=[(towers[-1], disturb)]):
-        _, cache = model.run_with_cache(prompt, names_filter="hook_visual_embed")
-    moved = (cache["hook_visual_embed"] != plain["hook_visual_embed"]).flatten(0, 1).any(-1)
-    if moved.nonzero().flatten().tolist() != [flat]:
+        _, cache = model.run_with_cache(prompt, names_filter=site)
+    return (cache[site] != plain[site]).any(-1)
+
+
+def _verify_merge(model: HookedVLM, prompt: Prompt, *, feature: int, patches: list[int]) -> None:
+    moved = _disturbed(model, prompt, "hook_visual_embed", patches=patches).flatten().nonzero().flatten().tolist()
+    if moved != [feature]:
         raise LayoutError(
-            f"only visual token {flat} to move with its patches",
-            f"{moved.nonzero().flatten().tolist()[:8]}",
-            "The layout is wrong; report it.",
+            f"only output {feature} of the projector to move with its patches", f"{moved[:8]}", "The layout is wrong; report it."
         )
+
+
+def _verify_blend(model: HookedVLM, prompt: Prompt, row: np.void, *, patch: int, name: str) -> Check:
+    """Prove a token that blends several outputs: the patch in its middle moves it, and none but its neighbours beside it."""
+    moved = _disturbed(model, prompt, "hook_merged_embed", patches=[patch])[0].nonzero().flatten().tolist()
+    table = prompt.layout.visual_tokens()
+    found = table[np.isin(table["position"], moved)]
+    near = np.abs(found["row"] - row["row"]).max(initial=0) <= 1 and np.abs(found["column"] - row["column"]).max(initial=0) <= 1
+    if row["position"] not in moved or not near or (found["view"] != row["view"]).any():
+        raise LayoutError(f"the {name} to blend what its box shows", f"positions {moved[:8]}", "The layout is wrong; report it.")
+    return Check(name, passed=True, detail=f"its patch moves it and {len(moved) - 1} neighbours")
 
 
 def hook_contract(model: HookedVLM, prompt: Prompt) -> Iterator[Check]:

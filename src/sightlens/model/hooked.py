@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,14 +12,14 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sightlens._types import Logits
 from sightlens.errors import HookError, PromptError
-from sightlens.families import ImageOptions, Processing, Prompt, Wording
+from sightlens.families import ImageOptions, ItemList, Processing, Prompt, Wording
 from sightlens.families.compat import check_versions, lens_config, unwrap_bridge
 from sightlens.families.processing import Images, Template
-from sightlens.interventions import Intervention, Mean, MeanMeter
+from sightlens.interventions import MERGED, Intervention, Mean, MeanMeter
 from sightlens.metrics import BoxFormat
 from sightlens.model.address import Address, parse_address
 from sightlens.model.agreement import Check, cached_logits, compare_paths
@@ -61,7 +62,7 @@ class HookedVLM:
         check_versions()
         processing.family.check_config(hf.config)
         self.hf, self.processing, self.name = hf, processing, name
-        self.sites = Sites(hf, processing.family.sites(hf.config))
+        self.sites = Sites(hf, processing.family.sites(hf.config), bidirectional_images=processing.family.bidirectional_images)
         self.cfg = lens_config(hf, name)
         self.donors: dict[str, Donor] = {}
         self._box_format = box_format
@@ -105,14 +106,14 @@ class HookedVLM:
 
         Args:
             hf: of a known family.
-            processor: HF's processor, or anything with ``tokenizer`` and ``image_processor``.
+            processor: HF's, or anything with ``tokenizer`` and ``image_processor``; for a language model its tokenizer.
 
         Raises:
             FamilyError: an unknown family or configuration.
         """
-        return cls(
-            hf, processing_for(hf.config, processor.tokenizer, processor.image_processor), name=hf.config.name_or_path or type(hf).__name__
-        )
+        alone = isinstance(processor, PreTrainedTokenizerBase)
+        tokenizer, images = (processor, None) if alone else (processor.tokenizer, processor.image_processor)
+        return cls(hf, processing_for(hf.config, tokenizer, images), name=hf.config.name_or_path or type(hf).__name__)
 
     @classmethod
     def from_bridge(cls, bridge: Any, processor: Any) -> HookedVLM:
@@ -151,8 +152,7 @@ class HookedVLM:
     @property
     def box_format(self) -> BoxFormat:
         """How this checkpoint writes boxes."""
-        padded = bool(self.processing.image_processor.to_dict().get("do_pad"))
-        return self._box_format or self.processing.family.box_format(padded=padded)
+        return self._box_format or self.processing.box_format
 
     @property
     def hook_dict(self) -> dict[str, LiveSite]:
@@ -162,7 +162,7 @@ class HookedVLM:
     def prepare(
         self,
         images: Images | Sequence[Images],
-        text: str | Sequence[str],
+        text: str | ItemList | Sequence[str | ItemList],
         *,
         template: Template = "chat",
         system: str | None = None,
@@ -173,10 +173,10 @@ class HookedVLM:
         Args:
             images: PIL images, arrays, paths or bytes. For one text: one image, a list of images, or None. For a list of
                 texts: one such entry each; the batch is padded on the left.
-            text: the question, or a list of them.
+            text: the question, an ``ItemList`` (a list whose items have names, and a question about it), or a list of them.
             template: ``"chat"``, or ``"raw"`` for text that already holds the image placeholder.
             system: a system message for the chat template.
-            options: ``ImageOptions(image_mode=…)`` for LLaVA, ``ImageOptions(max_tiles=…)`` for InternVL.
+            options: how images become views; :class:`ImageOptions` says what each family takes.
 
         Raises:
             ImageError, PromptError, FamilyError: when an input cannot be used; the message says why.
@@ -311,7 +311,9 @@ class HookedVLM:
         return [self.tokenizer.decode([index]) for index in self.to_tokens(text)[0].tolist()]
 
     def probe(self) -> Prompt:
-        """Return a small prompt with a picture that this model can read, for checks."""
+        """Return a small prompt, with a picture if this model takes any, for checks."""
+        if not self.processing.family.images:
+            return self.prepare(None, "what is this ?", template="raw")
         pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
         return self.prepare(pixels, f"{self.processing.family.template_image} what is this ?", template="raw")
 
@@ -375,11 +377,13 @@ class HookedVLM:
             prompts: with images.
             source: what they are, for provenance (``"ImageNet-val, 50,000 images"``).
         """
-        meter = MeanMeter("hook_merged_embed", source)
+        meters = {name: MeanMeter(name, source) for name in (MERGED, *self.sites.point(MERGED).site.companions)}
         for prompt in prompts:
-            _, cache = self.run_with_cache(prompt, names_filter="hook_visual_embed")
-            meter.add(cache["hook_visual_embed"])
-        mean = meter.result()
+            _, cache = self.run_with_cache(prompt, names_filter=list(meters))
+            for name, meter in meters.items():
+                meter.add(cache[name][prompt.visual] if name == MERGED else cache[name])
+        means = {name: meter.result() for name, meter in meters.items()}
+        mean = replace(means.pop(MERGED), companions={name: other.vector for name, other in means.items()})
         self.donors["mean"] = mean
         return mean
 

@@ -95,7 +95,7 @@ def check_kept(addresses: Sequence[Address], kept: Mapping[str, Tensor], *, imag
     """
     missing = [str(address) for address in addresses if str(address) not in kept]
     if not images:
-        missing = [name for name in missing if not name.startswith(("vision_", "hook_visual"))]
+        missing = [name for name in missing if not name.startswith(("vision_", "hook_visual", "hook_deepstack"))]
     if missing:
         raise HookError(
             "every asked-for site to be reached", f"{missing} were not", "Check that the selector chooses positions of this prompt."

@@ -73,7 +73,8 @@ class _Blocks:
     def _remove(self, edit: Edit, mask: Tensor) -> None:
         knockout, rows = _knockout(edit), torch.tensor(edit.rows, device=mask.device)
         part, before = mask[rows], kept_edges(mask[rows])
-        named = self._edges(edit).to(mask.device)[:, None]
+        # a sliding layer's cache holds the last keys only
+        named = self._edges(edit)[..., -mask.shape[-1] :].to(mask.device)[:, None]
         if knockout.heads is not None:
             chosen = torch.zeros(self._heads, dtype=torch.bool, device=mask.device)
             chosen[list(knockout.heads)] = True
@@ -95,7 +96,7 @@ class _Blocks:
             named = np.zeros((len(edit.rows), window.stop - window.start, window.stop), dtype=bool)
             for index, row in enumerate(edit.rows):
                 queries = window.queries(resolve_where(knockout.queries, window.layouts[row]))
-                keys = window.keys(resolve_where(knockout.keys, window.layouts[row]))
+                keys = window.keys(resolve_where(knockout.keys, window.layouts[row]), held=window.stop)
                 named[index][np.ix_(queries, keys)] = True
             self._named[edit] = torch.as_tensor(named)
         return self._named[edit]

@@ -287,6 +287,8 @@ def load_processing(folder: Path, config: PreTrainedConfig) -> Processing:
     older = folder / "chat_template.json"
     if tokenizer.chat_template is None and older.exists():
         tokenizer.chat_template = read_json(older).get("chat_template")
+    if not find_family(config.model_type).images:
+        return processing_for(config, tokenizer, None)
     try:
         image_processor = AutoImageProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False, backend="pil")
     except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as problem:
@@ -302,13 +304,16 @@ def processing_for(config: PreTrainedConfig, tokenizer: Any, image_processor: An
         CheckpointError: when ids disagree between configuration and tokenizer.
     """
     family = find_family(config.model_type)
-    found = tokenizer.convert_tokens_to_ids(family.template_image)
-    if found != config.image_token_id:
-        raise CheckpointError(
-            f"the id {config.image_token_id} of config.json for {family.template_image!r}",
-            f"{found} in the tokenizer",
-            "Use the checkpoint's own tokenizer.",
-        )
+    if family.images:
+        wanted = family.image_token_id(config)
+        found = tokenizer.convert_tokens_to_ids(family.image_token or family.template_image)
+        if found != wanted:
+            raise CheckpointError(
+                f"the id {wanted} of config.json for {family.image_token or family.template_image!r}",
+                f"{found} in the tokenizer",
+                "Use the checkpoint's own tokenizer.",
+            )
+        family.check_processor(config, image_processor)
     if not tokenizer.is_fast:
         raise CheckpointError("a fast tokenizer", type(tokenizer).__name__, "Convert it with transformers (tokenizer.json).")
     return Processing(family, config, tokenizer, image_processor)

@@ -17,15 +17,18 @@ from sightlens.model.window import Window
 class Sites:
     """The hook points of a model by name, and the window that its forward passes move."""
 
-    def __init__(self, hf: PreTrainedModel, listed: Sequence[Site]) -> None:
+    def __init__(self, hf: PreTrainedModel, listed: Sequence[Site], *, bidirectional_images: bool = False) -> None:
         """Make a hook point for every site.
 
         Args:
             hf: the HF model.
             listed: its family's sites.
+            bidirectional_images: whether visual tokens of one view see later ones.
         """
+        self.bidirectional_images = bidirectional_images
         self.points = {site.name: LiveSite(site, hf) for site in listed}
-        self.decoder = hf.get_submodule(self.points["hook_merged_embed"].site.module)
+        layers, _, _ = self.points["blocks.0.hook_resid_pre"].site.module.rpartition(".")
+        self.decoder = hf.get_submodule(layers.rpartition(".")[0])
         self.window = Window.of(hf, self.decoder)
         patterns = [point for point in self.points.values() if point.site.layer is not None and point.site.name.endswith("hook_pattern")]
         self._attention = [point.module for point in patterns]

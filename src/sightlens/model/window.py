@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from sightlens._types import Positions
+from sightlens.errors import SelectorError
 from sightlens.families.compat import cached_length
 from sightlens.interventions import Phase
 from sightlens.layout import Layout, TokenSet
@@ -86,11 +87,35 @@ class Window:
             return tokens.positions - self.start
         return np.flatnonzero(self._members(tokens)[self.start : self.stop])
 
-    def keys(self, tokens: TokenSet) -> Positions:
-        """Return a token set's positions among all keys up to the window's end."""
-        if tokens.grid_shape is not None and self.stop >= len(tokens.mask):
+    def keys(self, tokens: TokenSet, *, held: int) -> Positions:
+        """Return where a token set's positions stand among the last ``held`` keys up to the window's end.
+
+        A layer holds all keys, or, when its attention slides, those of its window.
+        """
+        first = max(0, self.stop - held)
+        if tokens.grid_shape is not None and self.stop >= len(tokens.mask) and not first:
             return tokens.positions
-        return np.flatnonzero(self._members(tokens)[: self.stop])
+        return np.flatnonzero(self._members(tokens)[first : self.stop])
+
+    def features(self, tokens: TokenSet, row: int) -> tuple[Positions, Positions]:
+        """Return which outputs of the projector, over the whole batch, a row's visual tokens of a set carry, and their index.
+
+        In the set's order; the index counts the row's visual tokens by position.
+
+        Raises:
+            SelectorError: for visual tokens that blend several outputs.
+        """
+        structure = self.layouts[row].structure
+        table = structure.visual_tokens()["position"]
+        inside = np.searchsorted(table, tokens.positions[structure.visual[tokens.positions]])
+        own = inside if structure.features is None else np.asarray(structure.features.of, dtype=np.int64)[inside]
+        if (own < 0).any():
+            raise SelectorError(
+                "visual tokens that carry one output of the projector each",
+                f"`{tokens.name}`, of which {int((own < 0).sum())} blend several",
+                "Use hook_merged_embed: this picture's tiles were scaled down after the projector.",
+            )
+        return own + sum(layout.structure.feature_rows for layout in self.layouts[:row]), inside
 
     def holds(self, tokens: TokenSet) -> bool:
         """Whether every position of the set lies in the window."""

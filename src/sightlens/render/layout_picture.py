@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch, Rectangle
 
 from sightlens.errors import LayoutError
-from sightlens.layout import Layout, Padding, Segment, Separator, Special, Text, TokenSet, Visual
+from sightlens.layout import Item, Layout, Padding, Segment, Separator, Special, Text, TokenSet, Visual
 from sightlens.render.figure import Plot
 from sightlens.render.panels import Panel, Picture, draw_cells, draw_grid, draw_picture, panel_sizes, panels_of
 from sightlens.render.style import INK, QUIET, house_style
@@ -122,5 +122,7 @@ def _described(segment: Segment, layout: Layout) -> tuple[str, str]:
             return "separator", segment.name
         case Text():
             return "text", segment.role
+        case Item():
+            return "text", "item"
         case Visual():
             return "image", layout.views[segment.view].name
