@@ -35,6 +35,7 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
@@ -102,7 +103,7 @@ VARIANTS = [
 ]
 TEXTS = [Variant("text", kind, "none") for kind in ("llama", "qwen2", "qwen3", "mistral")]
 """Language models, which see nothing."""
-PINPOINTS = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96], [96, 96]]
+PINPOINTS = [[64, 96], [32, 64], [64, 32], [64, 64], [96, 32], [32, 96], [96, 96]]
 DEFAULT = [VARIANTS[0], VARIANTS[4]]
 EACH = [next(variant for variant in VARIANTS if variant.family == family) for family in dict.fromkeys(v.family for v in VARIANTS)]
 """One of every family that sees."""
@@ -195,7 +196,8 @@ def randomise(model: nn.Module, seed: int) -> nn.Module:
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         near_one = ("norm" in name and name.endswith("weight")) or "lambda" in name
-        parameter.data = 1 + 0.2 * noise if near_one else noise * (0.3 if parameter.ndim > 1 else 0.1)
+        centred = isinstance(model.get_submodule(name.rpartition(".")[0]), Gemma3RMSNorm)  # whose gain is 1 + its weight
+        parameter.data = (0 if centred else 1) + 0.2 * noise if near_one else noise * (0.3 if parameter.ndim > 1 else 0.1)
     return model.eval()
 
 

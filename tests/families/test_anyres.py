@@ -119,6 +119,17 @@ def test_a_tile_is_read_and_written_before_the_merge_and_after_it(variant: Any) 
 
 
 @torch.no_grad()
+def test_tiles_of_a_canvas_wider_than_high_carry_their_own_features() -> None:
+    model = MODELS[str(NEXT)]
+    prompt = model.prepare(picture(60, 90), QUESTION)
+    assert [view.tile for view in prompt.layout.views[1:]] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    _, cache = model.run_with_cache(prompt, names_filter=["hook_visual_embed", "hook_merged_embed"])
+    for r in range(2):
+        for c in range(3):
+            assert torch.equal(cache[f"hook_merged_embed@tile[{r},{c}]"][0], cache["hook_visual_embed"][1 + 3 * r + c].unflatten(0, (4, 4)))
+
+
+@torch.no_grad()
 def test_tokens_scaled_down_after_the_projector() -> None:
     model = MODELS[str(ONEVISION)]
     prompt = model.prepare(picture(200, 200), QUESTION)
