@@ -36,6 +36,9 @@ CELLS = {
         Knockout("post_image", "object", layers=(1,)),
         PatchIn("blocks.2.hook_mlp_out", at="last"),
     ],
+    "shuffle behind the last MLP": [Shuffle("image | question", site="blocks.2.hook_mlp_out", seed=1)],
+    "shuffle the last position": [Shuffle("question | last", site="blocks.1.hook_resid_post", seed=2)],
+    "shuffle the end": [Knockout("last", "image", layers=(1,)), Shuffle("image | last", site="ln_final.hook_out", seed=1)],
     "before the merge": [Ablate("image & column[0]", "zero", site="hook_visual_embed")],
     "text embeddings": [Ablate("question", "zero", site="hook_embed")],
 }
@@ -153,7 +156,8 @@ def test_a_sliding_window_stays_one():
     with torch.no_grad():
         before = hooked(VARIANTS[2])(prompt)
         assert worst(prompt, model(prompt), before) > 1e-3
-        cells = [cell for name, cell in CELLS.items() if name != "knockout of a head"]  # the window hides the image from the last position
+        hidden = ("knockout of a head", "shuffle the end")  # the window hides the image from the last position
+        cells = [cell for name, cell in CELLS.items() if name not in hidden]
         for cell, logits in zip(cells, Engine(model).plan(prompt, cells, donors=donors).logits(), strict=True):
             assert worst(prompt, logits, model(prompt, interventions=cell, donors=donors)) < 1e-5
 

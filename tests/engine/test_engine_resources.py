@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sightlens.engine import Engine, Keep
 from sightlens.engine import plan as plan_module
 from sightlens.engine.engine import read_size
-from sightlens.errors import EngineError, HookError, InterventionError, SelectorError
+from sightlens.errors import EngineError, HookError, InterventionError, PromptError, SelectorError
 from sightlens.interventions import Ablate, Knockout, PatchIn
 
 
@@ -162,18 +162,30 @@ def test_everything_is_put_back_after_an_exception(model):
     prompt, donors = scene(model)
     expected, before = model(prompt), hook_counts(model)
 
-    def burst(value, hook):
+    def burst(module, args):
         raise KeyboardInterrupt
 
     for cell in CELLS.values():
         plan = Engine(model).plan(prompt, [cell], donors=donors)
         plan.prefix  # noqa: B018
-        with suppress(KeyboardInterrupt), model.hooks(fwd_hooks=[("ln_final.hook_out", burst)]):
+        handle = model.sites.decoder.norm.register_forward_pre_hook(burst)
+        with suppress(KeyboardInterrupt):
             plan.logits()
             assert cell == []  # needs no pass
+        handle.remove()
         assert torch.equal(model(prompt), expected)
     assert hook_counts(model) == before
     assert not any("forward" in vars(module) for module in model.hf.modules())
+
+
+def test_hooks_of_ones_own_are_refused(model):
+    prompt = asked(model, batch=1)
+    plan = Engine(model).plan(prompt, SWEEP)
+    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_post@last", lambda value, hook: value * 2)]):
+        for run in (plan.logits, plan.generate):
+            with pytest.raises(EngineError, match=r"hooks of one's own.*blocks.0.hook_resid_post"):
+                run()
+    assert len(plan.logits()) == len(SWEEP)
 
 
 def test_what_cannot_be_planned_is_refused(model):
@@ -182,6 +194,8 @@ def test_what_cannot_be_planned_is_refused(model):
         ([], {}),
         ([[]], {"examples": [[2]]}),
         ([[]], {"examples": []}),
+        ([[], []], {"examples": [[0, 0], [1]]}),
+        ([[], []], {"examples": [[], [1]]}),
         ([[]], {"reads": "first"}),
         ([[]], {"reads": "answer"}),
     ):
@@ -200,6 +214,11 @@ def test_what_cannot_be_planned_is_refused(model):
         engine.plan(prompt, [[Ablate("object & ~object", "zero")]]).generate(max_new_tokens=2)
     with pytest.raises(EngineError, match="greedy"):
         engine.plan(prompt, [[]]).generate(options={"do_sample": True})
+    for options in ({"num_beams": 2}, {"foo": 1}, {"max_length": 9}, {"max_new_tokens": 0}):
+        with pytest.raises(PromptError):
+            engine.plan(prompt, [[]]).generate(options=options)
+    with pytest.raises(EngineError, match="floating-point"):
+        Keep(dtype=torch.int8)
     for size in ("4", "GB", "-1GB", "4 parsecs", 0, -3):
         with pytest.raises(EngineError, match="such as 4GB"):
             read_size(size)

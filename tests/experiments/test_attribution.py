@@ -9,7 +9,7 @@ from tests.engine.test_engine_equality import asked, scene
 
 from sightlens.engine import Engine
 from sightlens.errors import InterventionError, StudyError
-from sightlens.experiments.attribution import attribute, screen
+from sightlens.experiments.attribution import attribute
 from sightlens.interventions import Ablate, AblateHeads, Knockout, PatchIn
 
 
@@ -23,7 +23,7 @@ def test_it_is_exact_where_the_metric_is_linear(model):
     names = ["ln_final.hook_out"]
     donors = {"clean": model.run_with_cache(asked(model, batch=2, seed=7), names_filter=names)[1]}
     cells = [PatchIn("ln_final.hook_out", at="last"), Ablate("last", "zero", site="ln_final.hook_out")]
-    estimates = attribute(Engine(model), prompt, cells, difference, donors=donors)
+    estimates = attribute(Engine(model), prompt, cells, difference, donors=donors).effects
     clean, *found = Engine(model).plan(prompt, [[], *([cell] for cell in cells)], donors=donors).logits()
     true = np.stack([(difference(logits) - difference(clean)).numpy() for logits in found])
     assert np.abs(true).max() > 0.1
@@ -44,7 +44,7 @@ def test_it_is_exact_where_the_metric_is_linear(model):
 def test_small_changes_have_the_estimated_effect(model, cell):
     prompt, _ = scene(model)
     donors = {"clean": model.run_with_cache(asked(model, batch=2, seed=7), names_filter=[cell.site])[1]}
-    estimate = attribute(Engine(model), prompt, [cell], difference, donors=donors)[0]
+    estimate = attribute(Engine(model), prompt, [cell], difference, donors=donors).effects[0]
     model.hf.double()
     prompt = prompt.to("cpu")
     wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in prompt.tensors.items()}
@@ -60,15 +60,15 @@ def test_a_screen_ranks_and_says_how_well(model):
     cells = [
         PatchIn(f"blocks.{layer}.attn.hook_z", heads=(head,), mode="interpolate", alpha=0.05) for layer in range(3) for head in range(4)
     ]
-    found = screen(Engine(model), prompt, cells, difference, donors=donors, check=12)
-    assert found.estimates.shape == (12, 2)
-    assert len(found.measured) == 12
-    assert found.rank_correlation > 0.9
-    some = screen(Engine(model), prompt, cells, difference, donors=donors, check=4)
-    ranking = found.estimates.mean(1).argsort()
-    assert {int(ranking[0]), int(ranking[-1])} <= set(some.measured)
+    found = attribute(Engine(model), prompt, cells, difference, donors=donors)
+    assert found.effects.shape == (12, 2)
+    whole = found.check(count=12)
+    assert len(whole.measured) == 12
+    assert whole.rank_correlation > 0.9
+    ranking = found.effects.mean(1).argsort()
+    assert {int(ranking[0]), int(ranking[-1])} <= set(found.check(count=4).measured)
     with pytest.raises(StudyError, match="two or more"):
-        screen(Engine(model), prompt, cells[:1], difference, donors=donors)
+        attribute(Engine(model), prompt, cells[:1], difference, donors=donors).check()
 
 
 def test_what_has_no_derivative_is_refused(model):
@@ -76,4 +76,4 @@ def test_what_has_no_derivative_is_refused(model):
     for cell in (Knockout("last", "image"), Ablate("image", "zero", site="hook_visual_embed")):
         with pytest.raises(InterventionError, match="writes values at hook_merged_embed or later"):
             attribute(Engine(model), prompt, [cell], difference, donors={})
-    assert attribute(Engine(model), prompt, [AblateHeads(((0, 1),))], difference, donors={}).shape == (1, 2)
+    assert attribute(Engine(model), prompt, [AblateHeads(((0, 1),))], difference, donors={}).effects.shape == (1, 2)

@@ -20,11 +20,12 @@ from sightlens.engine.replay import stepping_over
 from sightlens.engine.rowcache import finish, joined, row_cache
 from sightlens.engine.schedule import Job, Pass, Reading, Schedule, explain, kept_bytes, row_bytes
 from sightlens.engine.start import Point, Stage
-from sightlens.errors import EngineError
+from sightlens.errors import EngineError, listing
 from sightlens.families import Prompt
 from sightlens.families.compat import cache_keyword
 from sightlens.model import HookedVLM
 from sightlens.model.apply import Donor, applied
+from sightlens.model.generation import generation_settings
 from sightlens.model.rows import Row, Touched
 
 Item = TypeVar("Item")
@@ -72,6 +73,7 @@ class Plan:
     @cached_property
     def prefix(self) -> Prefix:
         """The clean run, made on first use and kept as long as the plan lives."""
+        self._check_unhooked()
         read = torch.tensor(self.reads, device=self.model.device)
         with torch.no_grad():
             return run_clean(self.model, self.prompt, self.schedule.names, keep=self.resources.keep, read=read)
@@ -80,7 +82,7 @@ class Plan:
         """Return the logits of every cell, at the positions that are read.
 
         Args:
-            gradients: whether they flow back to donors and hooked tensors through the rows; the clean run is constant.
+            gradients: whether they flow back to donors through the rows; the clean run is constant.
 
         Raises:
             InterventionError: when an intervention touched nothing.
@@ -91,6 +93,7 @@ class Plan:
 
     def stream_logits(self, *, gradients: bool = False) -> Iterator[tuple[int, Float[Tensor, "example read vocab"]]]:
         """Yield each cell and its logits as soon as all its examples are done, in any order; see :meth:`logits`."""
+        self._check_unhooked()
         gathered = _Gathered(self.schedule.jobs)
         for job in self.schedule.clean:
             Touched().check([job.row])
@@ -125,20 +128,28 @@ class Plan:
 
     def stream_texts(self, *, max_new_tokens: int = 64, options: Mapping[str, Any] | None = None) -> Iterator[tuple[int, list[str]]]:
         """Yield each cell and its texts as soon as all its examples are done, in any order; see :meth:`generate`."""
-        settings = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1, "use_cache": True, **(options or {})}
-        if settings["do_sample"] or settings["num_beams"] != 1 or not settings["use_cache"]:
+        settings = generation_settings(options, max_new_tokens=max_new_tokens, tokenizer=self.model.tokenizer)
+        if settings["do_sample"] or settings.get("use_cache") is False:
             raise EngineError("greedy generation with a cache", f"{dict(options or {})}", "Use model.generate, one cell at a time.")
+        self._check_unhooked()
         gathered = _Gathered(self.schedule.jobs)
         last = self.prompt.layouts[0].length - 1
-        passes = (*self.schedule.passes, Pass(Point(0, Stage.WHOLE_LAYER), last, self.schedule.clean))
+        schedule = self.schedule.for_generation(self.prompt.layouts)
+        passes = (*schedule.passes, Pass(Point(0, Stage.WHOLE_LAYER), last, schedule.clean))
         rows = self._rows_at_once(min(one.position for one in passes), Reading(self.reads, max_new_tokens))
         jobs = [(one, job) for one in passes for job in one.jobs]
         for batch, texts in in_batches(jobs, rows, partial(self._texts, settings=settings)):
             yield from gathered.add([job for _, job in batch], texts)
-        for whole in self.schedule.whole_cells():
+        for whole in schedule.whole_cells():
             with self._whole(whole):
                 texts = self._decode(self.prompt.generation_inputs(), settings)
             yield from gathered.add(whole, [texts[job.row.example] for job in whole])
+
+    def _check_unhooked(self) -> None:
+        """Refuse hooks of one's own: they would act on the clean run, and again on what rows take from it."""
+        if hooked := [name for name, point in self.model.sites.points.items() if point.has_hooks()]:
+            do = "Run it outside of model.hooks(…); to change activations, use interventions."
+            raise EngineError("a model without hooks of one's own while a plan runs", listing(hooked), do)
 
     def _rows_at_once(self, position: int, reading: Reading) -> int:
         cost, length = self.resources.cost, self.prompt.layouts[0].length
@@ -177,7 +188,7 @@ class Plan:
         hidden, *z = (self.prefix.state(name, examples, span=slice(one.position, stop), like=like) for name in one.names)
         arguments = window_arguments(self.prefix.arguments, examples, start=one.position, stop=stop)
         read = [position - one.position for position in self.reads if one.position <= position < stop]
-        with stepping_over(sites, one.point, z[0].flatten(2) if z else None, read=read):
+        with stepping_over(sites, one.point, z[0].flatten(2) if z else None, read=None if one.late else read):
             return sites.decoder(inputs_embeds=hidden, **arguments, **{cache_keyword(): cache}, use_cache=True).last_hidden_state
 
     def _logits(self, one: Pass, jobs: Sequence[Job]) -> Float[Tensor, "row read vocab"]:

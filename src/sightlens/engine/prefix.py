@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache
 
 from sightlens._types import Logits
 from sightlens.engine.rowcache import KeysValues
-from sightlens.errors import FamilyError
+from sightlens.errors import EngineError, FamilyError
 from sightlens.families import Prompt
 from sightlens.families.compat import cache_keyword
 from sightlens.model import HookedVLM
@@ -34,6 +34,15 @@ class Keep:
 
     dtype: torch.dtype | None = None
     device: torch.device | str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot hold activations.
+
+        Raises:
+            EngineError: for a dtype without fractions.
+        """
+        if self.dtype is not None and not self.dtype.is_floating_point:
+            raise EngineError("a floating-point dtype", f"{self.dtype}", "Keep the clean run in torch.bfloat16, say.")
 
     def __call__(self, value: Tensor) -> Tensor:
         """Store a tensor."""

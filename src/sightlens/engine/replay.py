@@ -15,10 +15,8 @@ from sightlens.model.sites import Sites
 
 
 @contextmanager
-def stepping_over(sites: Sites, point: Point, z: Tensor | None, *, read: Sequence[int]) -> Iterator[None]:
+def stepping_over(sites: Sites, point: Point, z: Tensor | None, *, read: Sequence[int] | None) -> Iterator[None]:
     """Let the decoder pass its input through every layer before a point, while the context is open.
-
-    The last layer's MLP runs only where its output is read, unless someone listens inside it.
 
     Only the modules' ``forward`` is replaced, so hooks on them still fire; it is put back whatever happens.
 
@@ -26,7 +24,7 @@ def stepping_over(sites: Sites, point: Point, z: Tensor | None, *, read: Sequenc
         sites: of the model.
         point: where computation starts.
         z: the clean ``[row, position, head · d_head]`` of that layer, when it starts after attention.
-        read: positions of the pass whose last hidden state is used.
+        read: positions of the pass at which the last layer's MLP runs, elsewhere it gives zeros; everywhere when None.
     """
     skipped = point.layer + (point.stage is Stage.AFTER_LAYER)
     with ExitStack() as stack:
@@ -39,8 +37,8 @@ def stepping_over(sites: Sites, point: Point, z: Tensor | None, *, read: Sequenc
                 return project(z), None
 
             stack.enter_context(_forward_as(sites.attention_module(point.layer), from_z))
-        mlp, inner = sites.mlp(sites.n_layers - 1)
-        if point.stage is not Stage.AFTER_LAYER and not any(site.has_hooks() for site in inner):
+        if read is not None:
+            mlp = sites.mlp(sites.n_layers - 1)
             stack.enter_context(_forward_as(mlp, partial(_only_at, mlp.forward, list(read))))
         yield
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sightlens.engine.cost import ModelCost
 from sightlens.engine.explanation import Explanation
 from sightlens.engine.start import FullRun, Point, Stage, find_start
 from sightlens.errors import EngineError
-from sightlens.interventions import Intervention
+from sightlens.interventions import Intervention, Rearrangement
 from sightlens.layout import Layout
 from sightlens.model.rows import Row
 from sightlens.model.sites import Sites
@@ -28,11 +28,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Pass:
-    """Jobs that start at the same place; some may start a few positions later than they run."""
+    """Jobs that start at the same place; some may start a few positions later than they run.
+
+    ``late`` says that the last MLP runs at every position, not only where it is read.
+    """
 
     point: Point
     position: int
     jobs: tuple[Job, ...]
+    late: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,10 +75,27 @@ class Schedule:
             cells.setdefault(job.cell, []).append(job)
         return tuple(map(tuple, cells.values()))
 
+    def for_generation(self, layouts: Sequence[Layout]) -> Schedule:
+        """Return the schedule of a run in which the prompt's last position is computed apart from the others.
+
+        Jobs that carry activations between it and others run whole.
+        """
+        passes, whole = [], list(self.whole)
+        for one in self.passes:
+            bound = [job for job in one.jobs if _moves_last(job, layouts[job.row.example])]
+            whole += [(job, "the last position's activation is carried to or from others") for job in bound]
+            passes.append(replace(one, jobs=tuple(job for job in one.jobs if job not in bound)))
+        return replace(self, passes=tuple(one for one in passes if one.jobs), whole=tuple(whole))
+
     @property
     def names(self) -> tuple[str, ...]:
         """Every state to keep of the clean run."""
         return tuple(dict.fromkeys(name for one in self.passes for name in one.names))
+
+
+def _moves_last(job: Job, layout: Layout) -> bool:
+    moves = [intervention.moves(layout) for intervention in job.row.interventions if isinstance(intervention, Rearrangement)]
+    return any(layout.length - 1 in places for move in moves for places in (move.targets, move.sources))
 
 
 def schedule(cells: Cells, examples: Sequence[Sequence[int]], layouts: Sequence[Layout], sites: Sites, *, free: int) -> Schedule:
@@ -92,7 +113,7 @@ def schedule(cells: Cells, examples: Sequence[Sequence[int]], layouts: Sequence[
         InterventionError, HookError, SelectorError: when an intervention does not fit.
     """
     _check(cells, examples, len(layouts))
-    starts: dict[Point, list[tuple[int, Job]]] = {}
+    starts: dict[tuple[Point, bool], list[tuple[int, Job]]] = {}
     clean: list[Job] = []
     whole: list[tuple[Job, str]] = []
     for cell, (interventions, chosen) in enumerate(zip(cells, examples, strict=True)):
@@ -104,16 +125,18 @@ def schedule(cells: Cells, examples: Sequence[Sequence[int]], layouts: Sequence[
             elif isinstance(start, FullRun):
                 whole.append((job, start.reason))
             else:
-                starts.setdefault(start.point, []).append((start.position, job))
-    passes = [one for point in sorted(starts) for one in _grouped(point, starts[point], free)]
+                starts.setdefault((start.point, start.late), []).append((start.position, job))
+    passes = [replace(one, late=late) for point, late in sorted(starts) for one in _grouped(point, starts[point, late], free)]
     return Schedule(tuple(passes), tuple(clean), tuple(whole))
 
 
 def _check(cells: Cells, examples: Sequence[Sequence[int]], count: int) -> None:
     if not cells:
         raise EngineError("at least one cell", "none", "Give a list of lists of interventions; [] is the untouched run.")
-    if len(examples) != len(cells) or any(not 0 <= example < count for chosen in examples for example in chosen):
-        raise EngineError(f"for each of {len(cells)} cells, examples below {count}", f"{examples}", "Leave examples= out for all of them.")
+    fit = all(len(chosen) > 0 and len(set(chosen)) == len(chosen) and set(chosen) <= set(range(count)) for chosen in examples)
+    if len(examples) != len(cells) or not fit:
+        expected = f"for each of {len(cells)} cells, one or more examples below {count}, none twice"
+        raise EngineError(expected, f"{examples}", "Leave examples= out for all of them.")
 
 
 def _grouped(point: Point, starts: Sequence[tuple[int, Job]], free: int) -> list[Pass]:
@@ -162,7 +185,7 @@ def explain(cost: ModelCost, plan: Schedule, layouts: Sequence[Layout], reading:
     planned += sum(vision[job.row.example] + full + cost.unembedding(read) for job, _ in plan.whole)
     for one in plan.passes:
         own = 0 if reading.new_tokens else sum(position >= one.position for position in reading.positions)
-        operations = cost.decoder(one.point, length - one.position, length, read=own) + cost.unembedding(own)
+        operations = cost.decoder(one.point, length - one.position, length, read=None if one.late else own) + cost.unembedding(own)
         planned += len(one.jobs) * operations
     kept = kept_bytes(cost, layouts, plan.names, reading)
     each = {one: row_bytes(cost, one.position, length, reading) for one in plan.passes}

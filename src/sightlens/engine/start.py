@@ -36,10 +36,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a row starts: a place in the model, and the first position whose value there may differ."""
+    """Where a row starts.
+
+    Attributes:
+        point: place in the model.
+        position: the first whose value there may differ.
+        late: whether something acts inside the last MLP or behind it, so that this MLP must run at every position.
+    """
 
     point: Point
     position: int
+    late: bool
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,8 @@ def find_start(interventions: Sequence[Intervention], layout: Layout, sites: Sit
     Raises:
         InterventionError, HookError, SelectorError: when an intervention does not fit the model or the layout.
     """
-    starts: list[Start] = []
+    starts: list[tuple[Point, int]] = []
+    late = False
     for intervention in interventions:
         position = _first_position(intervention, layout, bidirectional=sites.bidirectional_images)
         for name in _names(intervention, sites):
@@ -74,13 +82,19 @@ def find_start(interventions: Sequence[Intervention], layout: Layout, sites: Sit
             if point is None:
                 return FullRun(f"{name} acts before image features are placed, so the vision tower or the merge runs again")
             if position is not None:
-                starts.append(Start(point, position))
+                starts.append((point, position))
+                late = late or _is_late(name, sites.n_layers)
     if not starts:
         return None
-    first, again = min(start.point for start in starts), len(sites.point(MERGED).site.companions)
+    first, again = min(point for point, _ in starts), len(sites.point(MERGED).site.companions)
     if first.layer < again:
         return FullRun(f"visual features come in again up to layer {again - 1}")
-    return Start(first, min(start.position for start in starts))
+    return Start(first, min(position for _, position in starts), late)
+
+
+def _is_late(name: str, layers: int) -> bool:
+    last = f"blocks.{layers - 1}."
+    return name.startswith((f"{last}mlp.", f"{last}hook_mlp_out", f"{last}hook_resid_post", "ln_final."))
 
 
 def site_point(name: str, layers: int) -> Point | None:

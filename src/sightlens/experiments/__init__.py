@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sightlens.experiments.ablation import ablate_tokens, token_effects
-from sightlens.experiments.attribution import Screen, attribute, screen
+from sightlens.experiments.attribution import Estimates, Screen, attribute
 from sightlens.experiments.integrated_gradients import Attribution, Integration, integrated_gradients, register_tokens
 from sightlens.experiments.measures import AnswerLikelihood, GeneratedAnswer, Measure
 from sightlens.experiments.outcome import Outcome
@@ -18,6 +18,7 @@ __all__ = [
     "Attribution",
     "Axes",
     "Cell",
+    "Estimates",
     "GeneratedAnswer",
     "Integration",
     "Measure",
@@ -37,7 +38,6 @@ __all__ = [
     "position_probes",
     "published_numbers",
     "register_tokens",
-    "screen",
     "token_effects",
     "untrained",
 ]

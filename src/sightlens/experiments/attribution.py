@@ -31,22 +31,52 @@ Metric = Callable[[Float[Tensor, "example 1 vocab"]], Float[Tensor, " example"]]
 
 @dataclass(frozen=True, eq=False)
 class Screen:
-    """Estimated effects of all cells, and true ones of some.
+    """True effects of some cells beside their estimates.
 
     Attributes:
-        estimates: ``[cell, example]``: estimated change of the metric.
-        measured: by cell, the true change per example, from the engine.
+        measured: by cell, the true change of the metric per example, from the engine.
         rank_correlation: Spearman's ρ between estimated and true mean effects over the measured cells.
     """
 
-    estimates: Float[np.ndarray, "cell example"]
     measured: Mapping[int, Float[np.ndarray, " example"]]
     rank_correlation: float
 
 
-def attribute(
-    engine: Engine, prompt: Prompt, cells: Sequence[Intervention], metric: Metric, *, donors: Mapping[str, Donor]
-) -> Float[np.ndarray, "cell example"]:
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """How each cell, alone, should change a metric.
+
+    Attributes:
+        effects: ``[cell, example]``.
+        engine, prompt, cells, metric, donors: what `attribute` was given.
+    """
+
+    effects: Float[np.ndarray, "cell example"]
+    engine: Engine
+    prompt: Prompt
+    cells: Sequence[Intervention]
+    metric: Metric
+    donors: Mapping[str, Donor]
+
+    def check(self, count: int = 16) -> Screen:
+        """Measure some cells truly: those spread evenly over the ranking of mean effects, its two ends among them.
+
+        Raises:
+            StudyError: when there are fewer than two cells to measure.
+        """
+        count = min(count, len(self.cells))
+        if count < 2:
+            raise StudyError("two or more cells to measure", f"{count}", "A rank correlation needs two.")
+        estimated = self.effects.mean(1)
+        chosen = [int(cell) for cell in estimated.argsort()[np.linspace(0, len(self.cells) - 1, count).round().astype(int)]]
+        plan = self.engine.plan(self.prompt, [[], *([self.cells[cell]] for cell in chosen)], donors=self.donors)
+        clean, *found = (self.metric(logits).double().numpy(force=True) for logits in plan.logits())
+        measured = {cell: effect - clean for cell, effect in zip(chosen, found, strict=True)}
+        table = pd.DataFrame({"true": [effect.mean() for effect in measured.values()], "estimated": estimated[chosen]})
+        return Screen(measured, float(table.corr(method="spearman").loc["true", "estimated"]))
+
+
+def attribute(engine: Engine, prompt: Prompt, cells: Sequence[Intervention], metric: Metric, *, donors: Mapping[str, Donor]) -> Estimates:
     """Estimate how each cell, alone, changes a metric: one forward and one backward pass for all of them.
 
     Args:
@@ -59,7 +89,7 @@ def attribute(
     Raises:
         InterventionError: for another kind of intervention, or one that acts before the merged embedding.
     """
-    model, estimates = engine.model, np.zeros((len(cells), len(prompt)))
+    model, effects = engine.model, np.zeros((len(cells), len(prompt)))
     window, examples = model.sites.window, range(len(prompt))
     with window.showing(prompt.layouts, examples):
         writes = [_writes(model, cell, [Row(example, (cell,)) for example in examples], donors) for cell in cells]
@@ -69,36 +99,8 @@ def attribute(
             for name, write in found:
                 for example in examples:
                     delta = write.delta(values[name], model.sites.point(name).site, window, example)
-                    estimates[index, example] += (delta * gradients[name]).sum().item()
-    return estimates
-
-
-def screen(
-    engine: Engine, prompt: Prompt, cells: Sequence[Intervention], metric: Metric, *, donors: Mapping[str, Donor], check: int = 16
-) -> Screen:
-    """Estimate all cells, and measure some truly: those spread evenly over the ranking, its two ends among them.
-
-    Args:
-        engine: that measures.
-        prompt: one example or a batch.
-        cells: as for `attribute`.
-        metric: of the last position's logits, per example.
-        donors: values that cells take by name.
-        check: how many cells to measure, two or more.
-
-    Raises:
-        StudyError: when there are fewer than two cells to measure.
-    """
-    if min(check, len(cells)) < 2:
-        raise StudyError("two or more cells to measure", f"check={check} of {len(cells)}", "A rank correlation needs two.")
-    estimates = attribute(engine, prompt, cells, metric, donors=donors)
-    ranking = estimates.mean(1).argsort()
-    chosen = [int(cell) for cell in ranking[np.linspace(0, len(cells) - 1, min(check, len(cells))).round().astype(int)]]
-    clean, *logits = engine.plan(prompt, [[], *([cells[cell]] for cell in chosen)], donors=donors).logits()
-    measured = {cell: (metric(found) - metric(clean)).double().numpy(force=True) for cell, found in zip(chosen, logits, strict=True)}
-    true, estimated = [measured[cell].mean() for cell in chosen], [estimates[cell].mean() for cell in chosen]
-    table = pd.DataFrame({"true": true, "estimated": estimated})
-    return Screen(estimates, measured, float(table.corr(method="spearman").loc["true", "estimated"]))
+                    effects[index, example] += (delta * gradients[name]).sum().item()
+    return Estimates(effects, engine, prompt, cells, metric, donors)
 
 
 def _writes(model: HookedVLM, cell: Intervention, rows: Sequence[Row], donors: Mapping[str, Donor]) -> list[tuple[str, Values]]:

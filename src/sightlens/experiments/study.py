@@ -24,7 +24,7 @@ from sightlens.families.compat import library_versions
 from sightlens.interventions import Intervention
 from sightlens.layout import Layout
 from sightlens.model import HookedVLM
-from sightlens.model.fingerprint import fingerprint
+from sightlens.model.fingerprint import donor_digest, fingerprint
 from sightlens.store import Coordinate, Manifest, Provenance, Record, cell_key, open_store
 
 KEEP_BYTES = 2**31
@@ -133,7 +133,7 @@ class Study:
         _check_cells(cells)
         engine, batches = Engine(model, memory=memory), Batches(model, self, batch_size=batch_size)
         provenance = self._provenance(model, batches)
-        with open_store(store, Manifest.of(self.name, self._definition(cells), provenance=provenance)) as records:
+        with open_store(store, Manifest.of(self.name, self._definition(cells, model), provenance=provenance)) as records:
             done = {cell: frozenset(examples) for cell, examples in records.done().items()}
             with _bar(self.name, len(cells) * len(self.trials), shown=progress) as advance:
                 for batch in batches:
@@ -191,9 +191,11 @@ class Study:
             record, examples=tuple(trial.id for trial in self.trials), values=values, notes=tuple(record.notes[k] for k in order)
         )
 
-    def _definition(self, cells: Sequence[Cell]) -> dict[str, Any]:
+    def _definition(self, cells: Sequence[Cell], model: HookedVLM) -> dict[str, Any]:
         plain = [{"at": dict(cell.coordinates), "do": [i.to_dict() for i in cell.interventions]} for cell in cells]
-        return {"cells": plain, "trials": [trial.digest for trial in self.trials], "measure": self.measure.describe()}
+        named = sorted({name for cell in cells for intervention in cell.interventions for name in intervention.donors})
+        donors = {name: donor_digest(model.donors[name]) for name in named if name in model.donors}
+        return {"cells": plain, "trials": [trial.digest for trial in self.trials], "measure": self.measure.describe(), "donors": donors}
 
     def _provenance(self, model: HookedVLM, batches: Batches) -> Provenance:
         return Provenance(

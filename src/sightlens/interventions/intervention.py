@@ -40,6 +40,11 @@ class Intervention(ABC):
             InterventionError: saying which.
         """
 
+    @property
+    def donors(self) -> tuple[str, ...]:
+        """The names of the values it takes from outside."""
+        return ()
+
     def require(self, layout: Layout) -> None:
         """Refuse an example in which a field of positions selects nothing.
 
@@ -120,6 +125,11 @@ class Ablate(Intervention):
     reinjected: bool = True
     """Whether visual features that the model adds again later are replaced too."""
 
+    @property
+    def donors(self) -> tuple[str, ...]:
+        """The names of the values it takes from outside."""
+        return () if self.value in ("zero", "noise") else (self.value,)
+
     def check(self) -> None:
         """Refuse empty or repeated heads and a scale that is not positive."""
         _check_numbers(self.heads, "heads")
@@ -158,6 +168,11 @@ class PatchIn(Intervention):
         if self.source is None:
             object.__setattr__(self, "source", self.at)
         super().__post_init__()
+
+    @property
+    def donors(self) -> tuple[str, ...]:
+        """The names of the values it takes from outside."""
+        return (self.donor,)
 
     def check(self) -> None:
         """Refuse layers without a pattern, and an unknown mode."""
@@ -212,6 +227,11 @@ class AblateHeads(Intervention):
     value: Literal["zero", "mean"] = "zero"
     at: Where = "all"
     phases: tuple[Phase, ...] = ("prefill", "decode")
+
+    @property
+    def donors(self) -> tuple[str, ...]:
+        """The names of the values it takes from outside."""
+        return ("head_mean",) if self.value == "mean" else ()
 
     def check(self) -> None:
         """Refuse heads that are none, negative or repeated, and unknown phases."""

@@ -159,8 +159,13 @@ class Structure:
         Raises:
             LayoutError: everything is padding.
         """
-        before = self._inner[0].start if self._inner else 0
+        before = self.padding
         return replace(self, segments=tuple(replace(s, start=s.start - before, stop=s.stop - before) for s in self._inner))
+
+    @property
+    def padding(self) -> int:
+        """How many positions of padding come before the first real one."""
+        return self._inner[0].start if self._inner else 0
 
     @cached_property
     def _inner(self) -> tuple[Segment, ...]:

@@ -11,12 +11,11 @@ from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from sightlens._types import Positions
 from sightlens.errors import InterventionError, listing
-from sightlens.families.sites import HeadResult, Input, Output, Site
+from sightlens.families.sites import Site
 from sightlens.interventions import (
     Ablate,
     AblateHeads,
@@ -29,34 +28,16 @@ from sightlens.interventions import (
     Where,
     resolve_where,
 )
-from sightlens.layout import Layout, TokenSet
+from sightlens.layout import Layout
 from sightlens.model.cache import Cache
 from sightlens.model.knockout import knock_out
 from sightlens.model.rows import Edit, Row, Touched, edits
 from sightlens.model.sites import Sites
+from sightlens.model.spots import Spot, find_spot, flat_places, row_offset
 from sightlens.model.taps import LiveSite
 from sightlens.model.window import Window
 
 Donor = Cache | Mean | Tensor
-
-
-@dataclass(frozen=True)
-class Spot:
-    """Some positions of one row that the pass in progress computes.
-
-    Attributes:
-        layout: of the row's example.
-        example: its index in the prompt.
-        places: index of each position in the site's first two dimensions, flattened.
-        positions: absolute; at sites of the tower, index among the example's visual tokens.
-        order: index of each in the token set, -1 for generated positions.
-    """
-
-    layout: Layout
-    example: int
-    places: Int[Tensor, " n"]
-    positions: Int[np.ndarray, " n"]
-    order: Int[np.ndarray, " n"]
 
 
 Change = Callable[[Tensor, Spot], Tensor]
@@ -93,6 +74,7 @@ class Values(Write):
     def __call__(self, flat: Tensor | None, site: Site, window: Window, row: int) -> int:
         """Write what ``change`` makes of the old values."""
         spot = find_spot(site, window, resolve_where(self.at, window.layouts[row]), row, phases=self.phases)
+        spot = spot.without_visual() if site.name == "hook_embed" else spot  # image features replace what stands there
         if flat is not None and len(spot.places):
             places = spot.places.to(flat.device)
             where = (places,) if self.heads is None else (places[:, None], torch.tensor(self.heads, device=places.device))
@@ -102,7 +84,7 @@ class Values(Write):
     def delta(self, value: Tensor, site: Site, window: Window, row: int) -> Tensor:
         """Return what the write would add to a site's activations in one row."""
         new = value.clone()
-        self(new.flatten(0, 1), site, window, row)
+        self(flat_places(new, site), site, window, row)
         return new - value
 
 
@@ -172,21 +154,21 @@ def _writes(sites: Sites, edit: Edit, donors: Mapping[str, Donor]) -> Iterator[t
     intervention, pictures = edit.intervention, any(layout.views for layout in sites.window.layouts)
     if isinstance(intervention, Ablate):
         for name in with_companions(sites, [intervention.site], follow=pictures and intervention.reinjected):
-            _check_writable(sites.point(name).site, intervention.heads)
+            _check_writable(sites, name, intervention.heads)
             yield name, Values(edit, intervention.at, intervention.heads, _ablation(intervention, name, donors))
     elif isinstance(intervention, PatchIn):
         for name in with_companions(sites, matching(sites, intervention), follow=pictures and intervention.reinjected):
-            _check_writable(sites.point(name).site, intervention.heads)
+            _check_writable(sites, name, intervention.heads)
             yield name, Values(edit, intervention.at, intervention.heads, _patch(intervention, name, donors), ("prefill",))
     elif isinstance(intervention, Rearrangement):
         for name in with_companions(sites, [intervention.site], follow=pictures):
-            _check_writable(sites.point(name).site, None)
+            _check_writable(sites, name, None)
             yield name, Copies(edit, intervention)
     elif isinstance(intervention, AblateHeads):
         sites.layers(list(intervention.by_layer()))
         for layer, heads in intervention.by_layer().items():
             name, change = f"blocks.{layer}.attn.hook_z", _head_values(sites, intervention, donors, layer=layer)
-            _check_writable(sites.point(name).site, heads)
+            _check_writable(sites, name, heads)
             yield name, Values(edit, intervention.at, heads, change, intervention.phases)
     else:
         raise InterventionError("a kind that sightlens.interventions offers", type(intervention).__name__, "Use one of those.")
@@ -214,33 +196,14 @@ def matching(sites: Sites, intervention: PatchIn) -> list[str]:
     return names
 
 
-def _check_writable(site: Site, heads: tuple[int, ...] | None) -> None:
+def _check_writable(sites: Sites, name: str, heads: tuple[int, ...] | None) -> None:
+    site = sites.point(name).site
     if "position" not in site.dims and "token" not in site.dims:
         raise InterventionError("a site with positions or visual tokens", f"{site.name} {list(site.dims)}", "Use Knockout for attention.")
     if heads is not None and "head" not in site.dims:
         raise InterventionError("a site with heads (hook_q, hook_k, hook_v, hook_z, hook_result)", site.name, "Leave out heads=.")
-    if heads is not None and isinstance(site.tap, Input | Output | HeadResult) and max(heads) >= (site.tap.heads or 0):
-        raise InterventionError(f"heads below {site.tap.heads} at {site.name}", f"{heads}", "Heads count from 0.")
-
-
-def flat_places(value: Tensor, site: Site) -> Tensor:
-    """Return a view of an activation with one leading dimension, in which the places of a :class:`Spot` count."""
-    return value if site.dims[0] == "token" else value.flatten(0, 1)
-
-
-def find_spot(site: Site, window: Window, tokens: TokenSet, row: int, *, phases: Sequence[Phase]) -> Spot:
-    """Return where a row's positions lie in a site, for the pass that a window describes."""
-    if "token" in site.dims:
-        rows, inside = window.features(tokens, row)
-        return Spot(window.layouts[row], window.examples[row], torch.as_tensor(rows), inside, np.arange(len(inside)))
-    positions, order = window.inside(tokens, phases)
-    places = torch.as_tensor(positions + row_offset(window, row))
-    return Spot(window.layouts[row], window.examples[row], places, positions, order)
-
-
-def row_offset(window: Window, row: int) -> int:
-    """Return what to add to a position to find it in a flattened site of the decoder."""
-    return row * (window.stop - window.start) - window.start
+    if heads is not None and max(heads) >= sites.heads(name):
+        raise InterventionError(f"heads below {sites.heads(name)} at {name}", f"{heads}", "Heads count from 0.")
 
 
 @dataclass(frozen=True)
@@ -292,7 +255,14 @@ def _head_values(sites: Sites, intervention: AblateHeads, donors: Mapping[str, D
     if not isinstance(means, Tensor) or means.shape[:2] != shape:
         got = f"donors {listing(sorted(donors)) or 'none'}" if means is None else f"{type(means).__name__} of another shape"
         raise InterventionError(f"a donor 'head_mean' [{shape[0]}, {shape[1]}, d_head]", got, "Call fit_head_mean(model, prompts) first.")
-    return lambda old, spot: means[layer, list(intervention.by_layer()[layer])].to(old).expand_as(old)
+
+    def change(old: Tensor, spot: Spot) -> Tensor:
+        values = means[layer, list(intervention.by_layer()[layer])].to(old)
+        if values.shape != old.shape[1:]:
+            raise InterventionError(f"head means of {list(old.shape[1:])}", f"{list(values.shape)}", "Call fit_head_mean(model, prompts).")
+        return values.expand_as(old)
+
+    return change
 
 
 def _ablation(intervention: Ablate, name: str, donors: Mapping[str, Donor]) -> Change:
@@ -303,7 +273,7 @@ def _ablation(intervention: Ablate, name: str, donors: Mapping[str, Donor]) -> C
     vector = _vector(intervention, donors) if name == intervention.site else _companion_vector(intervention, name, donors)
 
     def change(old: Tensor, spot: Spot) -> Tensor:
-        if vector.shape[-1:] != old.shape[-1:] or vector.ndim > 1:
+        if vector.ndim != 1 or vector.shape != old.shape[-1:]:
             raise InterventionError(f"a vector [{old.shape[-1]}]", f"{list(vector.shape)}", f"Measure it at {intervention.site}.")
         return vector.to(old).expand_as(old)
 
@@ -312,9 +282,9 @@ def _ablation(intervention: Ablate, name: str, donors: Mapping[str, Donor]) -> C
 
 def _noised(intervention: Ablate, old: Tensor, spot: Spot) -> Tensor:
     generator, noise = torch.Generator(), torch.empty(old.shape)
-    for index, position in enumerate(spot.positions.tolist()):
-        # drawn per position, so that a pass over part of the sequence adds the same noise as one over all of it
-        generator.manual_seed((intervention.seed * 1_000_003 + spot.example) * 1_000_003 + position)
+    for index, position in enumerate(spot.real_positions):
+        # drawn per position, so that padding, the batch and passes over part of the sequence do not matter
+        generator.manual_seed((intervention.seed * 1_000_003 + position) % 2**63)
         noise[index] = torch.randn(old.shape[1:], generator=generator)
     spread = old.float().flatten(1).std(dim=1, unbiased=False)
     return old + intervention.scale * spread.view(-1, *[1] * (old.ndim - 1)).to(old) * noise.to(old)

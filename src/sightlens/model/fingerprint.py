@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from sightlens.interventions import Mean
+from sightlens.model.cache import Cache
 
 SAMPLES = 4096
 
@@ -18,8 +22,21 @@ def fingerprint(model: nn.Module) -> str:
     Returns:
         16 hexadecimal digits.
     """
+    return _digest(model.state_dict())
+
+
+def donor_digest(donor: Cache | Mean | Tensor) -> str:
+    """Hash a donor in the same way.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    return _digest(donor if isinstance(donor, Cache) else {"vector": donor.vector if isinstance(donor, Mean) else donor})
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         step = max(1, tensor.numel() // SAMPLES)
         sample = tensor.detach().flatten()[::step].cpu().contiguous()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

@@ -25,6 +25,7 @@ from sightlens.model.address import Address, parse_address
 from sightlens.model.agreement import Check, cached_logits, compare_paths
 from sightlens.model.apply import Donor, applied
 from sightlens.model.cache import Cache
+from sightlens.model.generation import Keep, generation_settings, kept_logits
 from sightlens.model.hooking import HookFunction, NameFilter, check_kept, find_addresses, keeper, shown
 from sightlens.model.loading import load_checkpoint, processing_for
 from sightlens.model.rows import Row, Touched
@@ -32,8 +33,6 @@ from sightlens.model.sites import Sites
 from sightlens.model.taps import LiveSite
 
 Hooks = Sequence[tuple[str, HookFunction]]
-Keep = Literal["all", "last"]
-KEPT: Mapping[Keep, int] = {"all": 0, "last": 1}
 
 
 class HookedVLM:
@@ -204,7 +203,7 @@ class HookedVLM:
             Logits ``[batch, position, vocab]``.
         """
         with self._running(prompt, interventions, donors):
-            return self.hf(**prompt.tensors, use_cache=False, logits_to_keep=KEPT[keep]).logits
+            return self.hf(**prompt.tensors, use_cache=False, logits_to_keep=kept_logits(keep)).logits
 
     def run_with_hooks(self, prompt: Prompt, *, fwd_hooks: Hooks = (), interventions: Sequence[Intervention] = ()) -> Logits:
         """Run the model with hook functions ``fn(activation, hook)`` at names or addresses, as TransformerLens does.
@@ -249,7 +248,7 @@ class HookedVLM:
         keepers = [(str(address), keeper(address, self.sites.point(address.name), kept)) for address in addresses]
         with self._running(prompt, interventions, donors):
             with self.hooks(fwd_hooks=keepers):
-                logits = self.hf(**prompt.tensors, use_cache=False, logits_to_keep=KEPT[keep]).logits
+                logits = self.hf(**prompt.tensors, use_cache=False, logits_to_keep=kept_logits(keep)).logits
             window = self.sites.window.snapshot()
         check_kept(addresses, kept, images="pixel_values" in prompt.tensors)
         return logits, Cache(kept, {name: point.site for name, point in self.sites.points.items()}, window)
@@ -289,13 +288,10 @@ class HookedVLM:
         options: Mapping[str, Any] | None = None,
     ) -> Int[Tensor, "batch new"]:
         """Generate token ids; see :meth:`generate`."""
-        settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **(options or {})}
-        if settings.get("num_beams", 1) != 1 or settings.get("num_return_sequences", 1) != 1:
-            raise PromptError("one sequence per example", f"{dict(options or {})}", "Beams reorder examples; generate them one by one.")
-        inputs = prompt.generation_inputs()
+        settings, inputs = generation_settings(options, max_new_tokens=max_new_tokens, tokenizer=self.tokenizer), prompt.generation_inputs()
         with self._running(prompt, interventions, donors), torch.no_grad():
             ids = self.hf.generate(**inputs, **settings)  # pyright: ignore[reportCallIssue]  # not every PreTrainedModel has it
-            return ids[:, inputs["input_ids"].shape[1] :]
+        return ids[:, inputs["input_ids"].shape[1] :]
 
     def to(self, device: torch.device | str) -> HookedVLM:
         """Move the model to another device, and return it."""

@@ -59,13 +59,11 @@ class _Blocks:
 
     def remove(self, group: Sequence[Edit], mask: Tensor) -> Tensor:
         """Return the mask without the edges that the group's knockouts name, row by row."""
-        window = self._window
-        phase = "decode" if window.decoding else "prefill"
-        active = [edit for edit in group if phase in _knockout(edit).phases]
+        active = [edit for edit in group if self._edges(edit).any()]
         if not active:
             return mask
         heads = self._heads if any(_knockout(edit).heads is not None for edit in active) else mask.shape[1]
-        mask = mask.expand(len(window.layouts), heads, -1, -1).clone()
+        mask = mask.expand(len(self._window.layouts), heads, -1, -1).clone()
         for edit in active:
             self._remove(edit, mask)
         return mask
@@ -95,9 +93,9 @@ class _Blocks:
             knockout = _knockout(edit)
             named = np.zeros((len(edit.rows), window.stop - window.start, window.stop), dtype=bool)
             for index, row in enumerate(edit.rows):
-                queries = window.queries(resolve_where(knockout.queries, window.layouts[row]))
+                queries, _ = window.inside(resolve_where(knockout.queries, window.layouts[row]), knockout.phases)
                 keys = window.keys(resolve_where(knockout.keys, window.layouts[row]), held=window.stop)
-                named[index][np.ix_(queries, keys)] = True
+                named[index][np.ix_(queries - window.start, keys)] = True
             self._named[edit] = torch.as_tensor(named)
         return self._named[edit]
 

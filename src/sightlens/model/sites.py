@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sightlens.errors import HookError, InterventionError, listing
-from sightlens.families.sites import Site
+from sightlens.families.sites import HeadResult, Input, Output, Site
 from sightlens.model.taps import LiveSite
 from sightlens.model.window import Window
 
@@ -44,10 +44,9 @@ class Sites:
         """Return a layer of the language model."""
         return self.points[f"blocks.{layer}.hook_resid_pre"].module
 
-    def mlp(self, layer: int) -> tuple[nn.Module, list[LiveSite]]:
-        """Return the MLP of a language-model layer, and the hook points inside it."""
-        inner = [point for name, point in self.points.items() if name.startswith(f"blocks.{layer}.mlp.")]
-        return self._hf.get_submodule(inner[0].site.module.rpartition(".")[0]), inner
+    def mlp(self, layer: int) -> nn.Module:
+        """Return the MLP of a language-model layer."""
+        return self._hf.get_submodule(self.points[f"blocks.{layer}.mlp.hook_post"].site.module.rpartition(".")[0])
 
     def attention_module(self, layer: int) -> nn.Module:
         """Return the attention module of a language-model layer."""
@@ -63,6 +62,11 @@ class Sites:
             near = difflib.get_close_matches(name, self.points, n=4, cutoff=0.5) or sorted(self.points)
             raise HookError(f"a hook name of this model (like {listing(near)})", repr(name), "model.hook_dict lists all of them.")
         return self.points[name]
+
+    def heads(self, name: str) -> int:
+        """Return how many heads a site has; rotated queries and keys have those of the projections they come from."""
+        tap = self.point(name.replace("hook_rot_", "hook_")).site.tap
+        return tap.heads or 0 if isinstance(tap, Input | Output | HeadResult) else 0
 
     def layers(self, chosen: Sequence[int] | None) -> Sequence[int]:
         """Return the chosen layers, all of them for None.

@@ -60,11 +60,6 @@ class Window:
         """Return this pass's window, which later passes do not move."""
         return copy.copy(self)
 
-    @property
-    def decoding(self) -> bool:
-        """Whether the window lies behind the prompt, among generated positions."""
-        return self.start > 0 and all(self.start >= layout.length for layout in self.layouts)
-
     def inside(self, tokens: TokenSet, phases: Sequence[Phase]) -> tuple[Positions, Positions]:
         """Return a token set's absolute positions inside the window, in the set's order, and their index in the set.
 
