@@ -1,6 +1,6 @@
 """What hooks cost: HF eager, HF sdpa, TransformerBridge and HookedVLM over the same random LLaVA, in one run.
 
-    python benchmarks/overhead.py [--rounds 7]
+    PYTHONPATH=. python benchmarks/overhead.py [--rounds 7]
 
 The model has 8 layers, width 512, 576 visual and 40 text tokens. Rounds are interleaved, so that a busy machine slows all of
 them alike; medians and the ratio to HF sdpa are printed.
@@ -17,42 +17,28 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
+from subjects import IMAGE, SIDE, VOCAB, bridge_of, random_llava
 from tests.tiny import LLAVA_TEMPLATE, Variant, image_processor, tokenizer
-from torch import nn
-from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 from sightlens import HookedVLM
 
-IMAGE, VOCAB = 4, 32_000
 WORDS = 40
-
-
-def build() -> nn.Module:
-    """Make the random model."""
-    torch.manual_seed(0)
-    tower = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
-    decoder = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8}
-    vision = CLIPVisionConfig(**tower, image_size=336, patch_size=14)
-    text = LlamaConfig(**decoder, num_key_value_heads=8, vocab_size=VOCAB)
-    return LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE)).eval()
 
 
 def inputs() -> dict[str, torch.Tensor]:
     """Make one prompt: text, 576 visual tokens, text."""
     ids = torch.randint(10, VOCAB, (1, WORDS + 576), generator=torch.Generator().manual_seed(0))
     ids[0, 5 : 5 + 576] = IMAGE
-    pixels = torch.randn(1, 3, 336, 336, generator=torch.Generator().manual_seed(1))
+    pixels = torch.randn(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
 
 
 def contestants(tensors: dict[str, torch.Tensor]) -> dict[str, Callable[[], object]]:
     """Return a forward pass of each; they share nothing but their weights' values."""
-    base = build()
-    eager, sdpa, bridged, hooked = (copy.deepcopy(base) for _ in range(4))
+    base = random_llava()
+    eager, sdpa, hooked = (copy.deepcopy(base) for _ in range(3))
     eager.set_attn_implementation("eager")
-    config = copy.deepcopy(bridged.config)
-    bridge = build_bridge_from_module(bridged, "LlavaForConditionalGeneration", hf_config=config, tokenizer=None)
+    bridge = bridge_of(base)
     processor = SimpleNamespace(tokenizer=tokenizer(LLAVA_TEMPLATE), image_processor=image_processor(Variant("llava")))
     vlm = HookedVLM.from_hf(hooked, processor)
     residuals = [(f"blocks.{layer}.hook_resid_post", lambda value, hook: None) for layer in range(8)]

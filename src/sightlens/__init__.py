@@ -14,9 +14,11 @@ from jaxtyping import install_import_hook
 
 # What a user calls is checked against its annotations always; the tests check everything.
 with install_import_hook(
-    ["sightlens.metrics", "sightlens.stimuli", "sightlens.interventions", "sightlens.experiments", "sightlens.probes"], "beartype.beartype"
+    ["sightlens.metrics", "sightlens.stimuli", "sightlens.interventions", "sightlens.experiments", "sightlens.engine", "sightlens.probes"],
+    "beartype.beartype",
 ):
-    from sightlens import errors, experiments, interventions, layout, metrics, probes, render, stimuli
+    from sightlens import engine, errors, experiments, interventions, layout, metrics, probes, render, stimuli
+    from sightlens.engine import Engine
     from sightlens.experiments import Study, Trial
     from sightlens.families import FAMILIES, ImageOptions, ItemList, Prompt
     from sightlens.interventions import Ablate, AblateHeads, Containerize, Intervention, Knockout, Mean, PatchIn, Shuffle
@@ -30,6 +32,7 @@ __all__ = [
     "AblateHeads",
     "Cache",
     "Containerize",
+    "Engine",
     "HookedVLM",
     "ImageOptions",
     "Intervention",
@@ -46,6 +49,7 @@ __all__ = [
     "Study",
     "TokenSet",
     "Trial",
+    "engine",
     "errors",
     "experiments",
     "hook_contract",
