@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -184,3 +185,18 @@ def test_records_carry_their_provenance(vlm):
     assert {"torch", "transformers", "transformer-lens"} <= {name for name, _ in source["versions"]}
     assert all(source[field] for field in ("model_id", "content_hash", "layout_hash", "device", "sightlens"))
     assert record.extras["interventions"] == [CELLS[1].interventions[0].to_dict()]
+
+
+def test_digests_tell_apart_whatever_a_measurement_depends_on():
+    image, question = Image.new("P", (4, 4)), Question("counting", "how many ?", "3", number=3)
+    image.putpalette([255, 0, 0])
+    green = image.copy()
+    green.putpalette([0, 255, 0])
+    made = [
+        Trial("a", image, question),
+        Trial("a", green, question),
+        Trial("a", image, replace(question, number=4)),
+        Trial("a", image, replace(question, kind="classification")),
+    ]
+    assert len({trial.digest for trial in made}) == 4
+    assert Trial("a", image.convert("RGB"), question).digest == made[0].digest

@@ -259,3 +259,33 @@ def test_a_set_is_named_by_its_selector():
 
 def test_last_of_a_single_token():
     assert build_layout(["a"]).select("last").positions.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "~" * 3000 + "image",
+        "(" * 3000 + "image" + ")" * 3000,
+        " | ".join(["image"] * 3000),
+        "image" + ".dilate(1)" * 2000,
+        "translate(" * 300 + "image" + ", 0)" * 300,
+    ],
+    ids=["not", "parentheses", "terms", "methods", "functions"],
+)
+def test_selectors_too_deep_to_follow_are_refused(text):
+    with pytest.raises(SelectorError, match="inside one another"):
+        square_layout().select(text)
+
+
+@pytest.mark.parametrize("text", ["~" * 98 + "image", "(" * 39 + "image" + ")" * 39, " | ".join(["image"] * 100), "image" + ".dilate(1)" * 99])
+def test_selectors_of_the_greatest_depth_are_found_and_print(text):
+    layout = square_layout()
+    assert layout.select(text) == layout.select("image")
+    assert parse(str(parse(text))) == parse(text)
+
+
+@pytest.mark.parametrize("selector", [None, 3, ["image"]])
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_selector_is_refused(selector):
+    with pytest.raises(SelectorError, match="a selector, or its text"):
+        square_layout().select(selector)

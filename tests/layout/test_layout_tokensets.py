@@ -321,3 +321,13 @@ def test_translation_respects_a_pool_and_says_when_nothing_fits():
 def test_unknown_options_are_named(option: str, value: object, unchecked: None):
     with pytest.raises(SelectorError, match=f"{option} .* or "):
         square_layout(4).select("image").erode(1, **{option: value})
+
+
+@pytest.mark.parametrize("steps", [100_000_000_000, 8])
+def test_growing_and_shrinking_stop_where_nothing_changes(steps):
+    layout = square_layout()
+    assert layout.select(f"cell[0,0].dilate({steps})") == layout.select("image")
+    corner = layout.select("cell[0,0]")
+    assert corner.erode(steps).count == 0
+    assert layout.select("image").erode(steps) == layout.select("image")
+    assert layout.select("image").erode(steps, border="background").count == 0

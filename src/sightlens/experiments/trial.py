@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sightlens._types import Box, PILImage, PixelMask
 from sightlens.errors import StudyError
+from sightlens.families import open_image
 from sightlens.metrics import BoxFormat
 from sightlens.stimuli import Pair, Question, Stimulus
 
@@ -35,10 +36,9 @@ class Trial:
 
     @property
     def digest(self) -> str:
-        """Hash of everything that a measurement depends on."""
-        parts = [self.id, self.question.text, self.question.answer, str(self.question.box), str(self.size)]
-        digest = hashlib.sha256("\0".join(parts).encode())
-        digest.update(self.image.tobytes())
+        """Hash of everything that a measurement depends on; the picture counts as the RGB pixels that the model is shown."""
+        digest = hashlib.sha256(repr((self.id, self.question, self.size)).encode())
+        digest.update(open_image(self.image).tobytes())
         digest.update(b"" if self.mask is None else self.mask.tobytes())
         return digest.hexdigest()[:16]
 

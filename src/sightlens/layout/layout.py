@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from jaxtyping import Int
 
-from sightlens.errors import LayoutError
+from sightlens.errors import LayoutError, SelectorError
 from sightlens.layout.codec import decode, encode
 from sightlens.layout.describe import describe
 from sightlens.layout.evaluation import evaluate
@@ -125,6 +125,8 @@ class Layout:
         Raises:
             SelectorError: the text cannot be parsed, or does not fit this layout.
         """
+        if not isinstance(selector, str | Selector):
+            raise SelectorError("a selector, or its text", repr(selector), "Write `row[3]`; absolute positions are `layout.at([…])`.")
         parsed = parse(selector) if isinstance(selector, str) else selector
         if norms is not None:
             return evaluate(parsed, self.structure, bound=Bound(self.objects, norms))

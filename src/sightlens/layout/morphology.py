@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import numpy as np
@@ -16,9 +17,7 @@ Border = Literal["object", "background"]
 def dilate_grid(shape: BoolGrid, steps: int, connectivity: Connectivity = 8) -> BoolGrid:
     """Return the shape grown ``steps`` times by its 4 or 8 neighbours; what lies outside the grid adds nothing."""
     _check("connectivity", connectivity, get_args(Connectivity))
-    for _ in range(steps):
-        shape = _spread(shape, connectivity, outside=False)
-    return shape
+    return _repeated(lambda grid: _spread(grid, connectivity, outside=False), shape, steps)
 
 
 def erode_grid(shape: BoolGrid, steps: int, connectivity: Connectivity = 8, border: Border = "object") -> BoolGrid:
@@ -29,8 +28,15 @@ def erode_grid(shape: BoolGrid, steps: int, connectivity: Connectivity = 8, bord
     """
     _check("connectivity", connectivity, get_args(Connectivity))
     _check("border", border, get_args(Border))
+    return _repeated(lambda grid: ~_spread(~grid, connectivity, outside=border == "background"), shape, steps)
+
+
+def _repeated(step: Callable[[BoolGrid], BoolGrid], shape: BoolGrid, steps: int) -> BoolGrid:
+    """Apply a step so many times, or until it changes nothing, which a grid reaches within its own length."""
     for _ in range(steps):
-        shape = ~_spread(~shape, connectivity, outside=border == "background")
+        before, shape = shape, step(shape)
+        if np.array_equal(before, shape):
+            break
     return shape
 
 

@@ -21,10 +21,12 @@ from sightlens.layout.selector import (
     Selector,
     Translate,
     Word,
+    too_deep,
     unknown_name,
 )
 from sightlens.layout.words import WORDS
 
+MOST_OPEN = 40  # an open parenthesis takes six calls, and Python allows a thousand
 TOKEN = re.compile(
     r"(?P<space>\s+)|(?P<float>-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+))|(?P<int>-?\d+)|(?P<name>[A-Za-z_]\w*)|(?P<sign>[|&~()\[\],.:*])"
 )
@@ -74,7 +76,7 @@ class _Reader:
     """A place in a list of tokens, moved forward by each rule of the grammar."""
 
     def __init__(self, text: str, tokens: list[_Token]) -> None:
-        self.text, self.tokens, self.place = text, tokens, 0
+        self.text, self.tokens, self.place, self.open = text, tokens, 0, 0
 
     @property
     def peek(self) -> _Token:
@@ -100,9 +102,13 @@ class _Reader:
         return self.tokens[self.place - 1].text
 
     def either(self) -> Selector:
+        self.open += 1
+        if self.open > MOST_OPEN:
+            raise too_deep(MOST_OPEN)
         left = self.both()
         while self.take("|"):
             left = Either(left, self.both())
+        self.open -= 1
         return left
 
     def both(self) -> Selector:
@@ -112,7 +118,13 @@ class _Reader:
         return left
 
     def negated(self) -> Selector:
-        return Not(self.negated()) if self.take("~") else self.reshaped()
+        signs = 0
+        while self.take("~"):
+            signs += 1
+        inner = self.reshaped()
+        for _ in range(signs):
+            inner = Not(inner)
+        return inner
 
     def reshaped(self) -> Selector:
         inner = self.atom()

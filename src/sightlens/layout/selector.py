@@ -15,6 +15,7 @@ from sightlens.layout.words import WORDS
 Reshaping = Literal["dilate", "erode", "ring"]
 RESHAPINGS: tuple[str, ...] = get_args(Reshaping)
 FUNCTIONS = ("random", "translate", "register")
+MOST_NESTED = 100  # finding, printing and hashing a selector recurse into it
 
 
 class Selector(abc.ABC):
@@ -22,6 +23,15 @@ class Selector(abc.ABC):
 
     binding: int = 4
     """How tightly the outermost sign holds: 1 ``|``, 2 ``&``, 3 ``~``, 4 everything else."""
+    depth: int = 1
+    """How many selectors are inside one another."""
+
+    def _nest(self, *parts: Selector) -> None:
+        """Count the depth, refusing one that recursion could not follow."""
+        depth = 1 + max(part.depth for part in parts)
+        if depth > MOST_NESTED:
+            raise too_deep(MOST_NESTED)
+        object.__setattr__(self, "depth", depth)
 
     @abc.abstractmethod
     def __str__(self) -> str:
@@ -75,6 +85,10 @@ class Not(Selector):
     of: Selector
     binding = 3
 
+    def __post_init__(self) -> None:
+        """Refuse to nest too deep."""
+        self._nest(self.of)
+
     def __str__(self) -> str:
         """Print with a prefix ``~``."""
         return f"~{_within(self.of, 3)}"
@@ -88,6 +102,10 @@ class Both(Selector):
     right: Selector
     binding = 2
 
+    def __post_init__(self) -> None:
+        """Refuse to nest too deep."""
+        self._nest(self.left, self.right)
+
     def __str__(self) -> str:
         """Print with an infix ``&``."""
         return f"{_within(self.left, 2)} & {_within(self.right, 3)}"
@@ -100,6 +118,10 @@ class Either(Selector):
     left: Selector
     right: Selector
     binding = 1
+
+    def __post_init__(self) -> None:
+        """Refuse to nest too deep."""
+        self._nest(self.left, self.right)
 
     def __str__(self) -> str:
         """Print with an infix ``|``."""
@@ -115,7 +137,8 @@ class Reshape(Selector):
     p: int
 
     def __post_init__(self) -> None:
-        """Refuse an empty ring."""
+        """Refuse an empty ring, and to nest too deep."""
+        self._nest(self.of)
         if self.how == "ring" and self.p < 1:
             raise SelectorError("a ring of at least one cell", str(self.p), "Use `.erode(1)` to shrink a set.")
 
@@ -136,7 +159,9 @@ class Random(Selector):
     pool: Selector | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a size or seed out of range."""
+        """Refuse a size or seed out of range, and to nest too deep."""
+        if parts := [part for part in (self.size, self.pool) if isinstance(part, Selector)]:
+            self._nest(*parts)
         _check_seed(self.seed)
         if (isinstance(self.size, int) and self.size < 0) or (isinstance(self.size, float) and not 0 < self.size < 1):
             raise SelectorError("a count of 0 or more, or a share between 0 and 1", str(self.size), "Write 12 or 0.08.")
@@ -155,7 +180,8 @@ class Translate(Selector):
     pool: Selector | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a negative seed."""
+        """Refuse a negative seed, and to nest too deep."""
+        self._nest(self.of, *([] if self.pool is None else [self.pool]))
         _check_seed(self.seed)
 
     def __str__(self) -> str:
@@ -189,6 +215,12 @@ def unknown_name(name: str) -> SelectorError:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"Did you mean `{near[0]}`?" if near else "Use one of them."
     return SelectorError(f"a selector word ({', '.join(known)})", repr(name), hint)
+
+
+def too_deep(most: int) -> SelectorError:
+    """Return the error for selectors inside one another that recursion could not follow."""
+    do = "Use slices such as `row[1:3]`, or a set of positions, `layout.at([…])`."
+    return SelectorError(f"at most {most} selectors inside one another", "more", do)
 
 
 def _within(selector: Selector, binding: int) -> str:
