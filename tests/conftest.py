@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -49,3 +52,11 @@ def each_model(request: pytest.FixtureRequest) -> HookedVLM:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Switch the shape and type checks of the test suite off."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

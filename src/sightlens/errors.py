@@ -108,3 +108,12 @@ def listing(names: Sequence[str], *, limit: int = 12) -> str:
     """
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def one_line(problem: Exception) -> str:
+    """Return another library's message as one line; a type check's long tail, which repeats the call, is left out.
+
+    >>> one_line(TypeError("The problem arose\\nActual value: 3\\n-----\\nCalled with …"))
+    'The problem arose Actual value: 3'
+    """
+    return " ".join(str(problem).partition("\n---")[0].split())

@@ -328,6 +328,22 @@ def test_prompts_that_cannot_be(images: Any, text: Any, options: dict[str, Any])
         model.prepare(images, text, **options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"max_tiles": value} for value in (10**6, 129, -1, "x", 2.5, True)),
+        *({name: value} for name in ("min_pixels", "max_pixels") for value in ("x", 0, 2.5, 10**12)),
+        {"image_mode": 3},
+        {"pan_and_scan": "yes"},
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("unchecked")
+def test_options_of_a_wrong_type_or_size(options: dict[str, Any]) -> None:
+    with pytest.raises(FamilyError, match=next(iter(options)).replace("image_mode", "image mode")):
+        ImageOptions(**options)
+
+
 def test_options_of_another_family_or_value() -> None:
     with pytest.raises(FamilyError, match="image_mode"):
         MODELS[str(INTERNVL)].prepare(picture(), QUESTION, options=ImageOptions(image_mode="pad"))

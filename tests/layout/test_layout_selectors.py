@@ -277,7 +277,9 @@ def test_selectors_too_deep_to_follow_are_refused(text):
         square_layout().select(text)
 
 
-@pytest.mark.parametrize("text", ["~" * 98 + "image", "(" * 39 + "image" + ")" * 39, " | ".join(["image"] * 100), "image" + ".dilate(1)" * 99])
+@pytest.mark.parametrize(
+    "text", ["~" * 98 + "image", "(" * 39 + "image" + ")" * 39, " | ".join(["image"] * 100), "image" + ".dilate(1)" * 99]
+)
 def test_selectors_of_the_greatest_depth_are_found_and_print(text):
     layout = square_layout()
     assert layout.select(text) == layout.select("image")

@@ -195,10 +195,34 @@ def test_bad_descriptions_fail_where_they_are_written():
         Knockout("last", "image", layers=(1, 1))
     with pytest.raises(InterventionError, match="positive scale"):
         Ablate("image", "noise", scale=0.0)
+    for scale in (float("nan"), float("inf")):
+        with pytest.raises(InterventionError, match="finite positive scale"):
+            Ablate("image", "noise", scale=scale)
     with pytest.raises(InterventionError, match="kind"):
         from_dict({"kind": "abalte"})
     with pytest.raises(InterventionError, match="fields"):
         from_dict({"kind": "ablate", "att": "image"})
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"kind": "ablate"}, "'at'"),
+        ({"kind": ["x"]}, "kind"),
+        ({}, "kind"),
+        ({"kind": "ablate", "at": {"positions": [1]}}, "layout"),
+        ({"kind": "ablate", "at": 3}, "text"),
+        ({"kind": "ablate", "at": "image", "seed": "x"}, "parameter 'seed'"),
+        ({"kind": "ablate", "at": "image", "scale": "x"}, "parameter 'scale'"),
+        ({"kind": "ablate", "at": "image", "value": 3}, "parameter 'value'"),
+        ({"kind": "knockout", "queries": "last", "keys": "image", "layers": ["x"]}, "parameter 'layers'"),
+        ({"kind": "knockout", "queries": "last", "keys": "image", "layers": 3}, "parameter 'layers'"),
+        ({"kind": "ablate_heads", "heads": [1, 2]}, "parameter 'heads'"),
+    ],
+)
+def test_bad_data_are_refused(data, words):
+    with pytest.raises(InterventionError, match=words):
+        from_dict(data)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from PIL import Image
@@ -15,9 +16,12 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from sightlens.errors import FamilyError, listing
+from sightlens.families.images import MAX_PIXELS
 from sightlens.families.sites import Site
 from sightlens.layout import Layout, View
 from sightlens.metrics import BoxFormat
+
+MOST_TILES = 128  # the grids of so many tiles are all looked at, for every picture; published models use 12
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,21 @@ class ImageOptions:
     min_pixels: int | None = None
     max_pixels: int | None = None
     pan_and_scan: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not of the field's type, and numbers out of range.
+
+        Raises:
+            FamilyError: naming the field.
+        """
+        for name, most in (("max_tiles", MOST_TILES), ("min_pixels", MAX_PIXELS), ("max_pixels", MAX_PIXELS)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most):
+                raise FamilyError(f"{name} >= 1 and <= {most:,}, a whole number", repr(value), "None leaves the checkpoint's own.")
+        if not isinstance(self.image_mode, str | None):
+            raise FamilyError("the name of an image mode", repr(self.image_mode), "None leaves the checkpoint's own.")
+        if not isinstance(self.pan_and_scan, bool | None):
+            raise FamilyError("pan_and_scan True or False", repr(self.pan_and_scan), "None leaves the checkpoint's own.")
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar
 
-from sightlens.errors import InterventionError, listing
+from sightlens.errors import InterventionError, listing, one_line
 from sightlens.interventions.where import Where, freeze_where, resolve_where, where_from_data, where_to_data
 from sightlens.layout import Layout
 
@@ -71,17 +72,21 @@ def from_dict(data: Mapping[str, Any]) -> Intervention:
     """Read an intervention from JSON data.
 
     Raises:
-        InterventionError: on an unknown kind or field.
+        InterventionError: on an unknown kind, or a field that is unknown, missing, or of a wrong type.
+        SelectorError: when a selector does not parse.
     """
     kind = data.get("kind")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise InterventionError(f"a kind among {listing(sorted(_KINDS))}", repr(kind), "Check the data.")
     cls = _KINDS[kind]
     known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
     if unknown := set(data) - known - {"kind"}:
         raise InterventionError(f"fields of {kind} ({listing(sorted(known))})", listing(sorted(unknown)), "Check the spelling.")
     values = {name: where_from_data(value) if name in cls.places else _tuples(value) for name, value in data.items() if name != "kind"}
-    return cls(**values)
+    try:
+        return cls(**values)
+    except TypeError as problem:
+        raise InterventionError(f"the fields of {kind} ({listing(sorted(known))})", one_line(problem), "Mend the data.") from problem
 
 
 def _plain(value: Any) -> Any:
@@ -131,10 +136,10 @@ class Ablate(Intervention):
         return () if self.value in ("zero", "noise") else (self.value,)
 
     def check(self) -> None:
-        """Refuse empty or repeated heads and a scale that is not positive."""
+        """Refuse empty or repeated heads and a scale that is not positive and finite."""
         _check_numbers(self.heads, "heads")
-        if self.scale <= 0:
-            raise InterventionError("a positive scale", f"{self.scale}", "Leave out the intervention instead.")
+        if not 0 < self.scale < math.inf:
+            raise InterventionError("a finite positive scale", f"{self.scale}", "Leave out the intervention instead.")
 
 
 @register

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,8 +65,17 @@ def where_to_data(where: Selector | Fixed) -> str | dict[str, Any]:
     return str(where)
 
 
-def where_from_data(data: str | Mapping[str, Any]) -> Selector | Fixed:
-    """Read what :func:`where_to_data` wrote."""
+def where_from_data(data: object) -> Selector | Fixed:
+    """Read what :func:`where_to_data` wrote.
+
+    Raises:
+        SelectorError: when a selector's text does not parse.
+        InterventionError: when it is other data.
+    """
     if isinstance(data, str):
         return parse(data)
-    return Fixed(tuple(data["positions"]), data["generated"], data["name"], data["layout"])
+    try:
+        return Fixed(tuple(data["positions"]), data["generated"], data["name"], data["layout"])  # type: ignore[index]
+    except (KeyError, TypeError) as problem:
+        known = "positions, generated, name and layout"
+        raise InterventionError(f"a selector's text, or {known}", repr(data), "Write positions as in `row[3]`.") from problem
