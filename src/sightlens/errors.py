@@ -111,9 +111,9 @@ def listing(names: Sequence[str], *, limit: int = 12) -> str:
 
 
 def one_line(problem: Exception) -> str:
-    """Return another library's message as one line; a type check's long tail, which repeats the call, is left out.
+    r"""Return another library's message as one line; a type check's long tail, which repeats the call, is left out.
 
-    >>> one_line(TypeError("The problem arose\\nActual value: 3\\n-----\\nCalled with …"))
+    >>> one_line(TypeError("The problem arose\nActual value: 3\n-----\nCalled with …"))
     'The problem arose Actual value: 3'
     """
     return " ".join(str(problem).partition("\n---")[0].split())
