@@ -85,6 +85,24 @@ def test_an_empty_name_is_refused():
         metrics.names_object("cat", " ")
 
 
+@pytest.mark.parametrize("answer", ["1e999", "-3", "3.5 circles", "+2", "9" * 5000, "1e-2", "about -3 of 4"])
+def test_numbers_that_are_no_count(answer):
+    assert metrics.parse_count(answer) == -1
+
+
+@pytest.mark.parametrize(("answer", "count"), [("3.", 3), ("2-3", 2), ("1, 2", 1), ("- 3 circles", 3), ("3 .5", 3), ("4e", 4), ("x7", 7)])
+def test_counts_beside_signs_and_points(answer, count):
+    assert metrics.parse_count(answer) == count
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_loc_of_boxes_that_are_not_finite_is_refused(bad):
+    box = (0.0, 0.0, 4.0, 4.0)
+    for predicted, truth in (((0.0, bad, 4.0, 4.0), box), (box, (0.0, 0.0, bad, 4.0))):
+        with pytest.raises(MetricError):
+            metrics.loc([predicted], [truth])
+
+
 def test_counting_scores_by_hand():
     predicted, truth = np.array([1, 1, 2, 4, 4, -1]), np.array([1, 1, 2, 2, 3, 3])
     assert metrics.count_accuracy(predicted, truth) == {1: 1.0, 2: 0.5, 3: 0.0}

@@ -191,3 +191,17 @@ def test_format_mask_keeps_coordinates_only():
     assert metrics.BinTokens(bins=8).format_mask(pieces).tolist() == [False, True, False, False, False, True]
     pieces = ["<", "x", "3", ">", "<eos>"]
     assert metrics.BinTokens(bins=8).format_mask(pieces).tolist() == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_box_that_is_not_finite_cannot_be_written(name, bad):
+    for place in range(4):
+        box = [10.0, 10.0, 90.0, 90.0]
+        box[place] = bad
+        with pytest.raises(MetricError, match="finite"):
+            FORMATS[name].render(tuple(box), (100, 100))
+
+
+def test_numbers_near_the_largest_are_no_box():
+    assert metrics.UnitSquare(frame="image").parse("[0, 0, 1e308, 1e308]", (480, 640)) is None

@@ -216,3 +216,28 @@ def test_a_single_value_has_an_interval_of_width_zero():
     found = metrics.bootstrap_mean(np.array([5.0, np.nan, np.nan]))
     assert (float(found.mean), float(found.low), float(found.high)) == (5.0, 5.0, 5.0)
     assert (int(found.n), int(found.missing)) == (1, 2)
+
+
+@pytest.mark.parametrize("index", [7, 3, -1])
+def test_answers_that_do_not_exist_are_refused(index):
+    p = np.array([0.2, 0.3, 0.5])
+    for call in (
+        lambda: metrics.causal_influence(p, p, hypothesis=index, competitor=0),
+        lambda: metrics.causal_influence(p, p, hypothesis=0, competitor=index),
+        lambda: metrics.probability_drop(p, p, answer=index),
+    ):
+        with pytest.raises(MetricError, match="one of 3 answers"):
+            call()
+
+
+@pytest.mark.parametrize("min_gap", [0.0, -1.0, float("nan"), float("inf")])
+def test_gaps_that_mean_nothing_are_refused(min_gap):
+    base, source = np.array([2.0, 1.0]), np.array([1.0, 2.0])
+    with pytest.raises(MetricError, match="positive min_gap"):
+        metrics.mediation_fraction(base, source, patched=base, min_gap=min_gap)
+
+
+def test_pairs_without_a_finite_score_are_left_out_and_counted():
+    base, source = np.array([3.0, np.nan, np.inf, 2.0]), np.array([1.0, 1.0, 1.0, np.nan])
+    found = metrics.mediation(base, source, patched=np.array([2.0, 1.0, 1.0, 1.0]))
+    assert (float(found.fraction), found.used, found.excluded) == (0.5, 1, 3)

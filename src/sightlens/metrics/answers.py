@@ -17,7 +17,9 @@ NUMBER_WORDS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"),
     *("nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen"),
 )
-_COUNT = re.compile(rf"[0-9]+|\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
+_NUMBER = r"(?:(?<!\w)[-+])?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?"
+_COUNT = re.compile(rf"{_NUMBER}|\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
+MOST_DIGITS = 18  # as many as fit an array of counts
 _WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -39,19 +41,22 @@ def existence_matches(answer: str, *, present: bool) -> bool:
 
 
 def parse_count(answer: str) -> int:
-    """Read a count: the first run of digits or number word zero to fifteen; -1 when there is none.
+    """Read a count: the first number, as digits or as a word from zero to fifteen; -1 when there is none or it is no count.
 
     P3 (arXiv:2604.10039, evaluation) reads answers so, except that its pattern also matches inside words ("one" in
-    "someone"); here a number word must stand alone.
+    "someone") and inside numbers ("3" in "3.5"); here a number word must stand alone, and a number with a sign, a fraction
+    or an exponent is no count.
 
-    >>> parse_count("There are three."), parse_count("12 circles"), parse_count("someone")
-    (3, 12, -1)
+    >>> parse_count("There are three."), parse_count("12 circles"), parse_count("someone"), parse_count("3.5")
+    (3, 12, -1, -1)
     """
     found = _COUNT.search(answer)
     if found is None:
         return -1
     word = found.group().lower()
-    return int(word) if word.isdecimal() else NUMBER_WORDS.index(word)
+    if word in NUMBER_WORDS:
+        return NUMBER_WORDS.index(word)
+    return int(word) if word.isdecimal() and len(word) <= MOST_DIGITS else -1
 
 
 def names_object(answer: str, name: str, *, match: Match = "substring") -> bool:

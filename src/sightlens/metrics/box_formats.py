@@ -74,7 +74,8 @@ class BoxFormat(ABC):
             return None
         x0, y0, x1, y1 = frame_box(self.frame, image_size)
         width, height = x1 - x0, y1 - y0
-        return unit[0] * width + x0, unit[1] * height + y0, unit[2] * width + x0, unit[3] * height + y0
+        pixels = unit[0] * width + x0, unit[1] * height + y0, unit[2] * width + x0, unit[3] * height + y0
+        return pixels if is_box(pixels) else None  # numbers near the largest float overflow
 
     def render(self, box: Box, image_size: tuple[int, int]) -> str:
         """Write a box as the model would, for teacher forcing.
@@ -86,8 +87,10 @@ class BoxFormat(ABC):
             image_size: ``(height, width)`` of the original image.
 
         Raises:
-            MetricError: when no part of the box lies in the frame.
+            MetricError: when no part of the box lies in the frame, or a coordinate is NaN or infinite.
         """
+        if not all(map(math.isfinite, box)):
+            raise MetricError("a box of finite coordinates", f"{box}", "Leave this example out.")
         x0, y0, x1, y1 = frame_box(self.frame, image_size)
         width, height = x1 - x0, y1 - y0
         scaled = (box[0] - x0) / width, (box[1] - y0) / height, (box[2] - x0) / width, (box[3] - y0) / height

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,7 +57,7 @@ def overlaps(predicted: Sequence[Box | None], truth: Sequence[Box]) -> Float[np.
     """Return the IoU of each predicted box with its true box.
 
     Raises:
-        MetricError: when the lengths differ or a true box has no area.
+        MetricError: when the lengths differ, a true box has no area, or a predicted one is not finite.
     """
     if len(predicted) != len(truth):
         got = f"{len(predicted)} predicted and {len(truth)} true"
@@ -65,6 +66,9 @@ def overlaps(predicted: Sequence[Box | None], truth: Sequence[Box]) -> Float[np.
     if empty:
         got = f"{truth[empty[0]]} at index {empty[0]}"
         raise MetricError("true boxes with an area", got, "Order each box as (x0, y0, x1, y1) with x1 > x0 and y1 > y0.")
+    broken = [guess for guess in predicted if guess is not None and not all(map(math.isfinite, guess))]
+    if broken:
+        raise MetricError("predicted boxes of finite coordinates, or None", f"{broken[0]}", "Give None where an answer held no box.")
     return np.array([iou(guess, box) for guess, box in zip(predicted, truth, strict=True)], dtype=np.float64)
 
 

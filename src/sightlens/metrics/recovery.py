@@ -20,7 +20,7 @@ class Mediation:
     Attributes:
         fraction: per cell, such as ``[layer, head]``.
         used: pairs that went in.
-        excluded: pairs left out because their gap was below ``min_gap``.
+        excluded: pairs left out because their gap was below ``min_gap`` or not finite.
         aggregate: how pairs were averaged.
         min_gap: the smallest ``base - source`` that counts.
     """
@@ -35,8 +35,17 @@ class Mediation:
 def usable_pairs(
     base: Float[np.ndarray, " pair"], source: Float[np.ndarray, " pair"], *, min_gap: float = 1e-6
 ) -> Bool[np.ndarray, " pair"]:
-    """Mark the pairs whose scores differ enough, and with the expected sign, for a ratio to mean something."""
-    return base - source >= min_gap
+    """Mark the pairs whose scores differ enough, and with the expected sign, for a ratio to mean something.
+
+    A pair with a score that is NaN or infinite is not usable.
+
+    Raises:
+        MetricError: when ``min_gap`` is not a positive number.
+    """
+    if not 0 < min_gap < np.inf:
+        raise MetricError("a positive min_gap", f"{min_gap}", "A ratio over a gap of zero or of the wrong sign means nothing.")
+    gap = base - source
+    return np.isfinite(gap) & (gap >= min_gap)
 
 
 def mediation_ratios(
@@ -51,7 +60,7 @@ def mediation_ratios(
     See `mediation` for the arguments.
 
     Raises:
-        MetricError: when the numbers of pairs differ.
+        MetricError: when the numbers of pairs differ or ``min_gap`` is not positive.
     """
     _same_pairs(base, source, patched=patched)
     usable, extra = usable_pairs(base, source, min_gap=min_gap), (1,) * (patched.ndim - 1)
@@ -79,10 +88,11 @@ def mediation(
         source: score of the run on the original image.
         patched: score of the base run with something patched in, for any number of cells (such as layers × heads).
         aggregate: "mean_of_ratios" weighs pairs equally, "ratio_of_means" weighs them by their gap.
-        min_gap: pairs with ``base - source`` below this are left out of either aggregate, and counted.
+        min_gap: pairs with ``base - source`` below this are left out of either aggregate, and counted; so are those with
+            a base or source that is not finite.
 
     Raises:
-        MetricError: when the numbers of pairs differ or no pair is usable.
+        MetricError: when the numbers of pairs differ, no pair is usable, or ``min_gap`` is not positive.
     """
     _same_pairs(base, source, patched=patched)
     usable = usable_pairs(base, source, min_gap=min_gap)
@@ -134,7 +144,7 @@ def causal_influence(
         competitor: index of the answer the unpatched target gives.
 
     Raises:
-        MetricError: when the shapes differ.
+        MetricError: when the shapes differ, or there is no such answer.
     """
     if patched.shape != target.shape:
         got = f"{patched.shape} and {target.shape}"
@@ -150,7 +160,11 @@ def probability_drop(
     *,
     answer: Int[np.ndarray, "*batch"] | int,
 ) -> Float[np.ndarray, "*batch"]:
-    """Return how much probability an answer loses through an intervention (P1, arXiv:2511.17699, zero ablation)."""
+    """Return how much probability an answer loses through an intervention (P1, arXiv:2511.17699, zero ablation).
+
+    Raises:
+        MetricError: when there is no such answer.
+    """
     return _pick(before - after, np.asarray(answer))
 
 
@@ -170,6 +184,9 @@ def normalised_effect(
 
 
 def _pick(values: Float[np.ndarray, "*batch answer"], index: Int[np.ndarray, "..."]) -> Float[np.ndarray, "*batch"]:
+    count = values.shape[-1]
+    if ((index < 0) | (index >= count)).any():
+        raise MetricError(f"the index of one of {count} answers", f"{index.tolist()}", "Count from 0.")
     index = np.broadcast_to(index, values.shape[:-1])
     return np.asarray(np.take_along_axis(values, index[..., None], axis=-1)[..., 0])
 
