@@ -49,7 +49,7 @@ def test_yes_and_no_are_first_words(answer, says):
         ("three of 5", 3),
         ("7up", 7),
         ("seventeen", -1),
-        ("-4", 4),
+        ("-4", -1),
         ("no", -1),
     ],
 )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -262,3 +265,73 @@ def test_records_that_cannot_be_kept_are_refused(changes):
 
 def test_memory_is_the_default():
     assert isinstance(open_store(None, MANIFEST), MemoryStore)
+
+
+@pytest.mark.parametrize("name", [".lock", ".writer", "manifest.json", "part-000000-aa.parquet", "manifest.json.partial"])
+def test_a_folder_where_a_file_should_be_is_refused(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(StoreError):
+        FolderStore(tmp_path, MANIFEST)
+    (tmp_path / name).rmdir()
+    FolderStore(tmp_path, MANIFEST).close()  # nobody was left holding it
+
+
+def test_a_path_that_no_system_has_is_refused():
+    for make in (lambda: FolderStore(Path("a\0b"), MANIFEST), lambda: read_store(Path("a\0b"))):
+        with pytest.raises(StoreError):
+            make()
+
+
+@pytest.mark.parametrize("place", ["mkdir", "filelock.FileLock.acquire", "sightlens.store.parts.write_whole"])
+def test_a_folder_that_may_not_be_written_is_refused(tmp_path, monkeypatch, place):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, place, refuse) if place == "mkdir" else monkeypatch.setattr(place, refuse)
+    with pytest.raises(StoreError, match="Permission denied"):
+        FolderStore(tmp_path / "new" if place == "mkdir" else tmp_path, MANIFEST)
+
+
+def test_a_disk_that_fills_up_is_reported(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    with FolderStore(tmp_path, MANIFEST) as store:
+        monkeypatch.setattr(parts, "write_whole", refuse)
+        with pytest.raises(StoreError, match="No space left"):
+            store.append([record(0)])
+        assert store.done() == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"coordinates": "[1]"},
+        {"coordinates": "{"},
+        {"extras": "3"},
+        {"notes": ["1", "2", "3"]},
+        {"provenance": None},
+        {"values": None},
+        {"examples": None},
+        {"cell": None},
+        {"study": None},
+        {"cell": '{"at":"object","layer":7}'},
+    ],
+    ids=str,
+)
+def test_a_part_with_a_record_of_wrong_types_is_named(tmp_path, change):
+    FolderStore(tmp_path, MANIFEST).close()
+    path = parts.write_part(tmp_path, [record(0)], number=0)
+    row = {**pq.read_table(path).to_pylist()[0], **change}
+    pq.write_table(pa.Table.from_pylist([row], parts.SCHEMA), path)
+    with pytest.raises(StoreError, match=f"Delete {path.name}"):
+        read_store(tmp_path)
+
+
+def test_a_part_with_columns_of_wrong_types_is_named(tmp_path):
+    FolderStore(tmp_path, MANIFEST).close()
+    path = parts.write_part(tmp_path, [record(0)], number=0)
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.schema.get_field_index("study"), "study", pa.array([1])), path)
+    with pytest.raises(StoreError, match=f"Delete {path.name}"):
+        read_store(tmp_path)

@@ -56,7 +56,7 @@ class Manifest:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             manifest = cls(found["study"], found["definition"], found["identity"], found["format"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError("a readable manifest", f"{path}: {error}", "Restore it from a copy, or use a new folder.") from error
         if manifest.format != FORMAT:
             do = "Read it with the version of sightlens that wrote it."

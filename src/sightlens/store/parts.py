@@ -78,7 +78,10 @@ def read_cells(path: Path) -> list[tuple[str, list[str]]]:
         StoreError: when the part is damaged.
     """
     table = _load(path, ["cell", "examples"])
-    return list(zip(table.column("cell").to_pylist(), table.column("examples").to_pylist(), strict=True))
+    rows = list(zip(table.column("cell").to_pylist(), table.column("examples").to_pylist(), strict=True))
+    if any(cell is None or examples is None or None in examples for cell, examples in rows):
+        raise _damaged(path, "a record without its cell or an example")
+    return rows
 
 
 def read_part(path: Path) -> list[Record]:
@@ -87,7 +90,10 @@ def read_part(path: Path) -> list[Record]:
     Raises:
         StoreError: when the part is damaged.
     """
-    return [_record(row) for row in _load(path, None).to_pylist()]
+    try:
+        return [_record(row) for row in _load(path, None).to_pylist()]
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise _damaged(path, f"a record of wrong types: {error}") from error
 
 
 def _load(path: Path, columns: list[str] | None) -> pa.Table:
@@ -96,8 +102,8 @@ def _load(path: Path, columns: list[str] | None) -> pa.Table:
     except (pa.ArrowException, OSError) as error:
         raise _damaged(path, str(error)) from error
     wanted = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
-    if table.schema.names != wanted.names:
-        raise _damaged(path, f"columns {table.schema.names}")
+    if table.schema.names != wanted.names or table.schema.types != wanted.types:
+        raise _damaged(path, f"columns {dict(zip(table.schema.names, map(str, table.schema.types), strict=True))}")
     return table
 
 
@@ -120,7 +126,7 @@ def _row(record: Record) -> dict[str, object]:
 
 
 def _record(row: dict) -> Record:
-    return Record(
+    record = Record(
         study=row["study"],
         coordinates=json.loads(row["coordinates"]),
         examples=tuple(row["examples"]),
@@ -129,3 +135,6 @@ def _record(row: dict) -> Record:
         notes=tuple(map(json.loads, row["notes"])),
         provenance=Provenance.from_json(row["provenance"]),
     )
+    if record.study is None or record.cell != row["cell"]:
+        raise ValueError(f"cell {row['cell']} of study {record.study} at {record.cell}")
+    return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import TracebackType
 
 from sightlens.errors import StoreError
 from sightlens.store import parts
-from sightlens.store.lock import WriterLock
+from sightlens.store.lock import WriterLock, unusable
 from sightlens.store.manifest import Manifest
 from sightlens.store.record import Record, joined
 from sightlens.store.result import Result
@@ -113,7 +114,8 @@ class FolderStore(ResultStore):
         """Open or create a store and become its one writer.
 
         Raises:
-            StoreError: when the folder belongs to another study or model, is held by another writer, or is damaged.
+            StoreError: when the folder belongs to another study or model, is held by another writer, is damaged, or cannot
+                be written to.
         """
         super().__init__(manifest)
         self.folder, self._next = Path(folder), 0
@@ -124,6 +126,9 @@ class FolderStore(ResultStore):
             paths = parts.part_paths(self.folder)
             self._cells = _cells(paths)
             self._next = 1 + max(map(parts.part_number, paths), default=-1)
+        except OSError as error:
+            self._lock.release()
+            raise unusable(self.folder, error) from error
         except BaseException:
             self._lock.release()
             raise
@@ -157,7 +162,10 @@ class FolderStore(ResultStore):
         self._lock.release()
 
     def _keep(self, batch: list[Record]) -> None:
-        path = parts.write_part(self.folder, batch, number=self._next)
+        try:
+            path = parts.write_part(self.folder, batch, number=self._next)
+        except OSError as error:
+            raise unusable(self.folder, error) from error
         self._next += 1
         for record in batch:
             self._cells.setdefault(record.cell, {}).update(dict.fromkeys(record.examples, path))
@@ -179,8 +187,8 @@ def read_store(folder: str | Path) -> Result:
         StoreError: when there is no store or a part is damaged.
     """
     folder = Path(folder)
-    if not (folder / MANIFEST).exists():
-        raise StoreError(f"a result store with a {MANIFEST}", f"none in {folder}", "Check the folder's name.")
+    if "\0" in str(folder) or not os.path.exists(folder / MANIFEST):
+        raise StoreError(f"a result store with a {MANIFEST}", f"none in {str(folder)!r}", "Check the folder's name.")
     Manifest.read(folder / MANIFEST)
     paths = parts.part_paths(folder)
     _cells(paths)
@@ -198,8 +206,8 @@ def _by_cell(records: Sequence[Record]) -> Result:
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError("a folder that can be made", f"{folder}: {error}", "Choose another place for the store.") from error
+    except (OSError, ValueError) as error:  # a ValueError is for NUL in the path
+        raise unusable(folder, error) from error
 
 
 def _cells(paths: Sequence[Path]) -> dict[str, dict[str, Path]]:
