@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from sightlens import cli
+from sightlens.experiments.config import read_plan
 from sightlens.stimuli import edits
 from sightlens.store import read_store
 
@@ -108,3 +109,71 @@ def test_demo_writes_a_report(monkeypatch, capsys, tmp_path):
     assert "http" not in page.replace("http://www.w3.org", "")
     assert page.count("<img") == 6
     assert len(page) < 1_500_000
+
+
+MODEL, STUDY, BOX = 'model = "sightlens/tiny-llava"', 'kind = "ablate_tokens"', "box = [1, 2, 30, 40]"
+CELLS = '[study]\nkind = "cells"\n[[cell]]\nat = {a = 1}\n'
+PLAN = f"""{MODEL}
+batch_size = 1
+[study]
+{STUDY}
+[[trial]]
+image = "0.png"
+question = "where is it ?"
+kind = "localization"
+{BOX}
+"""
+WRONG = [
+    ("batch_size = 1", 'batch_size = "x"', "batch_size"),
+    ("batch_size = 1", "batch_size = true", "batch_size"),
+    ("batch_size = 1", "report = 3", "report"),
+    ("batch_size = 1", "store = 3", "store"),
+    ("batch_size = 1", 'store = "a\\u0000b"', "folder"),
+    ("batch_size = 1", 'mean_images = "/nowhere/*.png"', "/nowhere/*.png"),
+    ("batch_size = 1", "mean_images = 3", "mean_images"),
+    ("batch_size = 1", 'cell = "x"', "cell"),
+    (MODEL, "model = 3", "model"),
+    (f"[study]\n{STUDY}", 'study = "x"', "study"),
+    (STUDY, 'kind = ["a"]', "kind"),
+    (STUDY, f'{STUDY}\nseeds = "x"', "seeds"),
+    (STUDY, f"{STUDY}\npaddings = 3", "paddings"),
+    (STUDY, f'{STUDY}\nseed = "x"', "seed"),
+    (STUDY, 'kind = "knockout_windows"\nwidth = "x"', "width"),
+    (f"[study]\n{STUDY}", CELLS + 'do = "x"', "do"),
+    (f"[study]\n{STUDY}", CELLS + 'do = ["x"]', "interventions as tables"),
+    (f"[study]\n{STUDY}", CELLS + 'do = [{kind = "ablate"}]', "'at'"),
+    (f"[study]\n{STUDY}", CELLS + 'do = [{kind = "ablate", at = "image", seed = "x"}]', "seed"),
+    (f"[study]\n{STUDY}", CELLS + "dew = []", "dew"),
+    (f"[study]\n{STUDY}", CELLS.replace('cells"', 'cells"\nseed = 3'), "seed"),
+    ("[[trial]]", "[trial]", "[[trial]]"),
+    ('image = "0.png"', "image = 3", "image"),
+    ('question = "where is it ?"', "question = 3", "question"),
+    (BOX, 'box = ["a", 1, 2, 3]', "box"),
+    (BOX, "box = 3", "box"),
+    (BOX, "box = [9, 9, 1, 1]", "box"),
+    (BOX, "box = [nan, 0, 9, 9]", "box"),
+    (BOX, BOX + '\nnumber = "x"', "number"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "words"), WRONG, ids=[new[-40:] for _, new, _ in WRONG])
+def test_bad_values_in_a_file_are_one_line(monkeypatch, capsys, folder, old, new, words):
+    assert PLAN.count(old) == 1
+    if "\\u0000" not in new:  # that one is for the store, which a model opens
+        monkeypatch.setattr(cli, "_load", lambda name: pytest.fail("the model was loaded"))
+    (folder / "bad.toml").write_text(PLAN.replace(old, new))
+    assert call(monkeypatch, "run", folder / "bad.toml") == 2
+    printed = capsys.readouterr().out
+    assert words in printed
+    assert printed.startswith("error: ")
+
+
+def test_a_place_that_cannot_be_written_is_one_line(monkeypatch, capsys, folder):
+    (folder / "taken").write_text("")
+    assert call(monkeypatch, "layout", folder / "0.png", "--out", folder / "taken" / "x.png") == 2
+    assert "error: " in capsys.readouterr().out
+
+
+def test_absolute_patterns_find_pictures(folder):
+    (folder / "absolute.toml").write_text(PLAN.replace("batch_size = 1", f'mean_images = "{folder}/?.png"'))
+    assert [path.name for path in read_plan(folder / "absolute.toml").mean_images] == ["0.png", "1.png", "2.png"]

@@ -13,9 +13,11 @@ from typing import Annotated, Optional
 import torch
 import transformers
 import typer
+from jaxtyping import TypeCheckError
 from rich.console import Console
+from rich.markup import escape
 
-from sightlens.errors import SightLensError, StudyError
+from sightlens.errors import SightLensError, StudyError, one_line
 from sightlens.experiments.config import read_plan
 from sightlens.experiments.demo import demo_report, run_demo
 from sightlens.families import ImageOptions
@@ -76,12 +78,13 @@ def layout(
 def run(config: Annotated[Path, typer.Argument(help="A TOML file; CONTRIBUTING.md shows one.")]) -> None:
     """Run the study that a file describes, on your own pictures and masks; a stopped run goes on where it was."""
     plan = read_plan(config)
+    study = plan.build()
     vlm = _load(plan.model)
     if plan.mean_images:
         vlm.fit_mean(
             [vlm.prepare(path, "what is this ?") for path in plan.mean_images], source=f"{len(plan.mean_images)} images of {config.name}"
         )
-    outcome = plan.build().run(vlm, store=plan.store, batch_size=plan.batch_size, progress=console.is_terminal)
+    outcome = study.run(vlm, store=plan.store, batch_size=plan.batch_size, progress=console.is_terminal)
     summary = outcome.summary()
     summary[summary["n"] > 0].to_csv(plan.store / "summary.csv", index=False)
     console.print(summary[summary["n"] > 0].to_string(index=False), markup=False)
@@ -114,7 +117,10 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except SightLensError as problem:
-        console.print(f"[red]error[/red]: {problem}", highlight=False, soft_wrap=True)
+        console.print(f"[red]error[/red]: {escape(str(problem))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except (OSError, TypeCheckError) as problem:  # a place that cannot be written to; a value of a wrong type from a file
+        console.print(f"[red]error[/red]: {escape(one_line(problem))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         console.print("stopped; run again to go on")

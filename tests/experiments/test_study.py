@@ -200,3 +200,8 @@ def test_digests_tell_apart_whatever_a_measurement_depends_on():
     ]
     assert len({trial.digest for trial in made}) == 4
     assert Trial("a", image.convert("RGB"), question).digest == made[0].digest
+
+
+def test_a_counting_trial_needs_its_number():
+    with pytest.raises(StudyError, match="number"):
+        Trial("a", Image.new("RGB", (4, 4)), Question("counting", "how many ?", "3"))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import glob
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from sightlens._types import PixelMask
-from sightlens.errors import StudyError, listing
+from sightlens.errors import StudyError, one_line
 from sightlens.experiments.ablation import ablate_tokens
+from sightlens.experiments.entries import CELL, TOP, TRIAL, check_table, numbers
 from sightlens.experiments.measures import AnswerLikelihood, GeneratedAnswer, Measure
 from sightlens.experiments.study import Cell, Study
 from sightlens.experiments.trial import Trial
@@ -20,6 +22,7 @@ from sightlens.experiments.windows import knockout_windows
 from sightlens.families import open_image
 from sightlens.interventions import from_dict
 from sightlens.stimuli import Question
+from sightlens.stimuli.stimulus import Task
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,7 +30,6 @@ else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 RECIPES = {"ablate_tokens": ablate_tokens, "knockout_windows": knockout_windows}
-TOP = {"model", "store", "report", "batch_size", "mean_images", "study", "trial", "cell"}
 
 
 @dataclass(frozen=True)
@@ -57,19 +59,21 @@ class Plan:
 
         Raises:
             StudyError: for an unknown kind or argument.
+            InterventionError: for an intervention that cannot be read.
         """
         arguments = {name: value for name, value in self.study.items() if name not in ("kind", "measure")}
         measure = _measure(str(self.study.get("measure", "generated")))
         kind = self.study.get("kind")
         if kind == "cells":
+            check_table(arguments, {}, where="[study] of kind cells")
             cells = tuple(Cell(cell.get("at", {}), tuple(map(from_dict, cell.get("do", ())))) for cell in self.cells)
             return Study("cells", cells, self.trials, measure)
-        if kind not in RECIPES:
+        if not isinstance(kind, str) or kind not in RECIPES:
             raise StudyError(f"[study] kind among {', '.join([*RECIPES, 'cells'])}", repr(kind), 'Write kind = "…".')
         try:
             return RECIPES[kind](self.trials, **arguments).measured_by(measure)
         except TypeError as problem:
-            raise StudyError(f"arguments of {kind}", str(problem), "See `help(sightlens.experiments)`.") from problem
+            raise StudyError(f"arguments of {kind}", one_line(problem), "See `help(sightlens.experiments)`.") from problem
 
 
 def read_plan(path: Path) -> Plan:
@@ -84,21 +88,29 @@ def read_plan(path: Path) -> Plan:
         raise StudyError("a TOML file", f"{path}: {problem.strerror}", "Check the path.") from problem
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise StudyError("valid TOML", f"{path}: {problem}", "Mend the file.") from problem
-    if unknown := set(data) - TOP:
-        raise StudyError(f"entries among {listing(sorted(TOP))}", listing(sorted(unknown)), "Check the spelling.")
-    if missing := {"model", "study", "trial"} - set(data):
-        raise StudyError("model, [study] and [[trial]]", f"no {listing(sorted(missing))}", "Add them.")
+    check_table(data, TOP, where="the file", needed={"model", "study", "trial"})
+    for index, cell in enumerate(data.get("cell", ())):
+        check_table(cell, CELL, where=f"cell {index}")
+        for entry in cell.get("do", ()):
+            if not isinstance(entry, dict):
+                raise StudyError("interventions as tables", f"{entry!r} in cell {index}", 'Write do = [{kind = "ablate", at = "object"}].')
     base = path.parent
-    pattern = data.get("mean_images")
     return Plan(
         model=str(base / data["model"]) if (base / data["model"]).is_dir() else data["model"],
         trials=tuple(_trial(entry, base, index=k) for k, entry in enumerate(data["trial"])),
         study=data["study"],
         cells=tuple(data.get("cell", ())),
         store=base / data.get("store", f"{path.stem}-results"),
-        batch_size=int(data.get("batch_size", 8)),
-        mean_images=tuple(sorted(base.glob(pattern))) if pattern else (),
+        batch_size=data.get("batch_size", 8),
+        mean_images=_pictures(data["mean_images"], base) if "mean_images" in data else (),
     )
+
+
+def _pictures(pattern: str, base: Path) -> tuple[Path, ...]:
+    found = tuple(sorted(base / name for name in glob.glob(pattern, root_dir=base, recursive=True)))
+    if not found:
+        raise StudyError("mean_images that match some pictures", repr(pattern), "Check the pattern; it is relative to the file.")
+    return found
 
 
 def _measure(name: str) -> Measure:
@@ -109,18 +121,15 @@ def _measure(name: str) -> Measure:
 
 
 def _trial(entry: Mapping[str, Any], base: Path, *, index: int) -> Trial:
-    known = {"id", "image", "question", "kind", "answer", "box", "number", "mask"}
-    if unknown := set(entry) - known:
-        raise StudyError(f"trial entries among {listing(sorted(known))}", listing(sorted(unknown)), "Check the spelling.")
-    if missing := {"image", "question", "kind"} - set(entry):
-        raise StudyError("image, question and kind in every trial", f"no {listing(sorted(missing))} in trial {index}", "Add them.")
+    check_table(entry, TRIAL, where=f"trial {index}", needed={"image", "question", "kind"})
     image = open_image(base / entry["image"])
     box = entry.get("box")
+    _check_kind(entry["kind"], index)
     question = Question(
         entry["kind"],
         entry["question"],
         str(entry.get("answer", entry.get("number", ""))),
-        box=None if box is None else _box(box),
+        box=None if box is None else numbers(box, where=f"trial {index}"),
         number=entry.get("number"),
     )
     _check_truth(question, index)
@@ -128,11 +137,9 @@ def _trial(entry: Mapping[str, Any], base: Path, *, index: int) -> Trial:
     return Trial(entry.get("id", f"{index}-{Path(entry['image']).stem}"), image, question, mask)
 
 
-def _box(values: Sequence[float]) -> tuple[float, float, float, float]:
-    if len(values) != 4:
-        raise StudyError("box = [x0, y0, x1, y1] in pixels", f"{list(values)}", "Give four numbers.")
-    x0, y0, x1, y1 = map(float, values)
-    return x0, y0, x1, y1
+def _check_kind(kind: str, index: int) -> None:
+    if kind not in get_args(Task):
+        raise StudyError(f"a kind among {', '.join(get_args(Task))}", repr(kind), f"Mend trial {index}.")
 
 
 def _check_truth(question: Question, index: int) -> None:
@@ -142,8 +149,6 @@ def _check_truth(question: Question, index: int) -> None:
         "counting": question.number is not None,
         "classification": question.answer != "",
     }
-    if question.kind not in needs:
-        raise StudyError(f"a kind among {', '.join(needs)}", repr(question.kind), f"Mend trial {index}.")
     if not needs[question.kind]:
         what = {
             "existence": 'answer = "yes" or "no"',

@@ -29,6 +29,15 @@ class Trial:
     question: Question
     mask: PixelMask | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a counting question without its number, which no answer could match.
+
+        Raises:
+            StudyError: saying which.
+        """
+        if self.question.kind == "counting" and self.question.number is None:
+            raise StudyError("a counting question with its number", f"{self.question.text!r} ({self.id})", "Give Question(number=…).")
+
     @property
     def size(self) -> tuple[int, int]:
         """``(height, width)`` of the picture."""
