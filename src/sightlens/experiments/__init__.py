@@ -12,6 +12,7 @@ from sightlens.experiments.mediation import HeadMediation, PatchedLikelihood, me
 from sightlens.experiments.outcome import Outcome
 from sightlens.experiments.position_probes import ProbeOutcome, Viewing, position_probes, untrained
 from sightlens.experiments.published import published_numbers
+from sightlens.experiments.reproduce import Reproduction, Section, coco_pairs, drawn_pairs
 from sightlens.experiments.shuffles import shuffle_tokens
 from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial, make_trials, pair_trials
@@ -31,7 +32,9 @@ __all__ = [
     "Outcome",
     "PatchedLikelihood",
     "ProbeOutcome",
+    "Reproduction",
     "Screen",
+    "Section",
     "Study",
     "Trial",
     "Viewing",
@@ -40,8 +43,10 @@ __all__ = [
     "ablate_views",
     "attribute",
     "by_size",
+    "coco_pairs",
     "container_matrix",
     "containerize_objects",
+    "drawn_pairs",
     "head_curves",
     "integrated_gradients",
     "knockout_windows",
