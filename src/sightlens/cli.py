@@ -1,4 +1,4 @@
-"""The command line: demo, layout, run and check."""
+"""The command line: demo, layout, run, reproduce and check."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rich.markup import escape
 from sightlens.errors import SightLensError, StudyError, one_line
 from sightlens.experiments.config import read_plan
 from sightlens.experiments.demo import demo_report, run_demo
+from sightlens.experiments.reproduce import Reproduction, coco_pairs, drawn_pairs
 from sightlens.families import ImageOptions
 from sightlens.model import HookedVLM, hook_contract, verify_layout
 from sightlens.render import draw_layout
@@ -89,6 +90,25 @@ def run(config: Annotated[Path, typer.Argument(help="A TOML file; CONTRIBUTING.m
     summary[summary["n"] > 0].to_csv(plan.store / "summary.csv", index=False)
     console.print(summary[summary["n"] > 0].to_string(index=False), markup=False)
     console.print(f"Records: {plan.store}")
+
+
+@app.command()
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="p5: “Mechanisms of Object Localization in VLMs” (arXiv 2605.19792).")],
+    model: Model = "sightlens/tiny-llava",
+    data: Annotated[Optional[Path], typer.Option(help="COCO's folder; drawn scenes without it.")] = None,  # noqa: UP045
+    trials: Annotated[int, typer.Option(min=1, help="Pairs of pictures.")] = 40,
+    store: Annotated[Path, typer.Option(help="Folder of the results; a stopped run goes on there.")] = Path("sightlens-p5"),
+) -> None:
+    """Run a paper's experiments in order, and print each table beside the published numbers."""
+    if paper != "p5":
+        raise StudyError("p5", repr(paper), "It is the only paper so far.")
+    vlm = _load(model)
+    pairs = drawn_pairs(trials) if data is None else coco_pairs(data, trials, cache=store / "pairs")
+    for section in Reproduction(store, progress=console.is_terminal).run(vlm, pairs):
+        for title, table in (("measured", section.measured), ("published", section.published)):
+            console.print(f"\n[bold]{section.name}: {title}[/bold]")
+            console.print(table.to_string(index=False, float_format="{:.3g}".format), markup=False, soft_wrap=True)
 
 
 @app.command()

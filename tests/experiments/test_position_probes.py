@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.conftest import picture
+from tests.conftest import hooked, picture
+from tests.tiny import VARIANTS
 
 from sightlens.errors import StudyError
 from sightlens.experiments import Viewing, position_probes, untrained
@@ -18,11 +19,14 @@ from sightlens.probes import ProbeSettings, load_probes
 from sightlens.stimuli import Stimulus, shapes
 
 QUESTION = "what is the image ?"
+WHOLE_VIEWS = [variant for variant in VARIANTS if variant.family in ("llava", "internvl")]
 RESIDUAL, PROJECTOR, EMBEDDED = "blocks.1.hook_resid_post", "vision_projector.hook_out", "vision_encoder.embeddings.hook_out"
 
 
 @torch.no_grad()
-def test_tokens_are_those_of_the_view_in_their_places(any_model):
+@pytest.mark.parametrize("variant", WHOLE_VIEWS, ids=str)
+def test_tokens_are_those_of_the_view_in_their_places(variant):
+    any_model = hooked(variant)
     prompt = any_model.prepare([picture(), picture(seed=1)], [QUESTION, "is there a red circle in the image ?"])
     _, cache = any_model.run_with_cache(prompt, names_filter=[RESIDUAL, PROJECTOR, EMBEDDED, "hook_merged_embed"])
     grid = cache[f"{RESIDUAL}@global"]
@@ -38,7 +42,9 @@ def test_tokens_are_those_of_the_view_in_their_places(any_model):
 
 
 @torch.no_grad()
-def test_patches_lie_where_the_picture_has_them(any_model):
+@pytest.mark.parametrize("variant", WHOLE_VIEWS, ids=str)
+def test_patches_lie_where_the_picture_has_them(variant):
+    any_model = hooked(variant)
     plain = np.full((32, 32, 3), 128, dtype=np.uint8)
     dotted = plain.copy()
     dotted[16:24, 8:16] = 255  # the patch in row 2, column 1
@@ -51,6 +57,17 @@ def test_patches_lie_where_the_picture_has_them(any_model):
     most = int(changed.argmax())
     assert len(changed) == 16
     assert (int(states[1].rows[most]), int(states[1].columns[most])) == (2, 1)
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.family in ("llava_next", "qwen2_5_vl")], ids=str)
+@torch.no_grad()
+def test_where_tokens_and_states_do_not_match_one_to_one_is_refused(variant):
+    model = hooked(variant)
+    prompt = model.prepare(picture(), QUESTION)
+    _, cache = model.run_with_cache(prompt, names_filter=[RESIDUAL, EMBEDDED])
+    assert len(site_tokens(cache, RESIDUAL, prompt, view="global").rows) == prompt.layout.select("global").count
+    with pytest.raises(StudyError, match="each view by itself"):
+        site_tokens(cache, EMBEDDED, prompt, view="global")
 
 
 @pytest.mark.parametrize("name", ["sightlens/tiny-llava", "sightlens/tiny-internvl"])

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from sightlens.experiments.ablation import ablate_tokens, token_effects
 from sightlens.experiments.attribution import Estimates, Screen, attribute
+from sightlens.experiments.containers import GrownTruth, container_matrix, containerize_objects
+from sightlens.experiments.cumulative import ablate_cumulatively, head_curves, matched_heads
 from sightlens.experiments.integrated_gradients import Attribution, Integration, integrated_gradients, register_tokens
 from sightlens.experiments.measures import AnswerLikelihood, GeneratedAnswer, Measure
+from sightlens.experiments.mediation import HeadMediation, PatchedLikelihood, mediate_heads
 from sightlens.experiments.outcome import Outcome
 from sightlens.experiments.position_probes import ProbeOutcome, Viewing, position_probes, untrained
 from sightlens.experiments.published import published_numbers
+from sightlens.experiments.reproduce import Reproduction, Section, coco_pairs, drawn_pairs
+from sightlens.experiments.shuffles import shuffle_tokens
 from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial, make_trials, pair_trials
+from sightlens.experiments.views import ablate_views, by_size, object_size, split_by_tiles
 from sightlens.experiments.windows import knockout_windows, layer_windows
 
 __all__ = [
@@ -20,24 +26,45 @@ __all__ = [
     "Cell",
     "Estimates",
     "GeneratedAnswer",
+    "GrownTruth",
+    "HeadMediation",
     "Integration",
     "Measure",
     "Outcome",
+    "PatchedLikelihood",
     "ProbeOutcome",
+    "Reproduction",
     "Screen",
+    "Section",
     "Study",
     "Trial",
     "Viewing",
+    "ablate_cumulatively",
     "ablate_tokens",
+    "ablate_views",
     "attribute",
+    "by_size",
+    "coco_pairs",
+    "container_matrix",
+    "containerize_objects",
+    "drawn_pairs",
+    "head_curves",
     "integrated_gradients",
     "knockout_windows",
     "layer_windows",
     "make_trials",
+    "matched_heads",
+    "mediate_heads",
+    "object_size",
     "pair_trials",
     "position_probes",
     "published_numbers",
     "register_tokens",
+<<<<<<< HEAD
+=======
+    "shuffle_tokens",
+    "split_by_tiles",
+>>>>>>> studies
     "token_effects",
     "untrained",
 ]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Bool
 
-from sightlens.engine import Engine, Plan, Reads
+from sightlens.engine import Engine
 from sightlens.errors import StudyError
 from sightlens.experiments.trial import Trial
 from sightlens.families import Prompt
@@ -18,6 +18,7 @@ from sightlens.interventions import Intervention
 from sightlens.metrics import LocMetric, answer_logprobs, existence_matches, iou, names_object, parse_count
 from sightlens.metrics.answers import Match
 from sightlens.model import HookedVLM
+from sightlens.model.apply import Donor
 
 NAN = float("nan")
 
@@ -66,10 +67,6 @@ class Measure(ABC):
         return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
 
 
-def _plan(engine: Engine, prompt: Prompt, cells: Sequence[CellTrials], reads: Reads) -> Plan:
-    return engine.plan(prompt, [cell.interventions for cell in cells], reads=reads, examples=[cell.trials for cell in cells])
-
-
 @dataclass(frozen=True)
 class GeneratedAnswer(Measure):
     """Generate greedily and compare with the truth.
@@ -90,7 +87,8 @@ class GeneratedAnswer(Measure):
         self, engine: Engine, prompt: Prompt, trials: Sequence[Trial], cells: Sequence[CellTrials]
     ) -> Iterator[tuple[int, Measured]]:
         """Generate for the batch and score each answer."""
-        for cell, texts in _plan(engine, prompt, cells, "last").stream_texts(max_new_tokens=self.max_new_tokens):
+        plan = engine.plan(prompt, [cell.interventions for cell in cells], examples=[cell.trials for cell in cells])
+        for cell, texts in plan.stream_texts(max_new_tokens=self.max_new_tokens):
             asked = [trials[index] for index in sorted(cells[cell].trials)]
             scores = [self._score(engine.model, trial, text) for trial, text in zip(asked, texts, strict=True)]
             values = {name: [score.get(name, NAN) for score in scores] for name in self.metrics}
@@ -126,17 +124,36 @@ class AnswerLikelihood(Measure):
         self, engine: Engine, prompt: Prompt, trials: Sequence[Trial], cells: Sequence[CellTrials]
     ) -> Iterator[tuple[int, Measured]]:
         """Run the batch with its answers appended."""
-        model = engine.model
-        answers = [trial.answer(model.box_format) for trial in trials]
-        taught = model.with_answers(prompt, answers)
-        ids = taught.tensors["input_ids"][:, prompt.tensors["input_ids"].shape[1] :]
-        keep = torch.stack([counted_tokens(model, trial, row.tolist()) for trial, row in zip(trials, ids, strict=True)])
-        for cell, logits in _plan(engine, taught, cells, "answer").stream_logits():
-            chosen = sorted(cells[cell].trials)
-            logprobs = answer_logprobs(logits, ids[chosen], prompt_len=1).double().cpu()
-            total, count = (logprobs * keep[chosen]).sum(-1), keep[chosen].sum(-1)
-            values = {"logprob": total.tolist(), "perplexity": (-total / count).exp().tolist()}
-            yield cell, Measured(values, [{"answer": answers[index]} for index in chosen])
+        yield from answer_likelihoods(engine, teach(engine.model, prompt, trials), trials, cells=cells)
+
+
+def teach(model: HookedVLM, prompt: Prompt, trials: Sequence[Trial]) -> Prompt:
+    """Return a batch's prompt with the right answers appended."""
+    return model.with_answers(prompt, [trial.answer(model.box_format) for trial in trials])
+
+
+def answer_likelihoods(
+    engine: Engine, taught: Prompt, trials: Sequence[Trial], *, cells: Sequence[CellTrials], donors: Mapping[str, Donor] | None = None
+) -> Iterator[tuple[int, Measured]]:
+    """Yield the metrics of `AnswerLikelihood` for each cell.
+
+    Args:
+        engine: with the model.
+        taught: the trials' prompt with their answers, see `teach`.
+        trials: of the batch.
+        cells: what is done, and to which of the trials.
+        donors: values that interventions take by name.
+    """
+    model, count = engine.model, taught.layouts[0].select("answer").count
+    ids = taught.tensors["input_ids"][:, -count:]
+    keep = torch.stack([counted_tokens(model, trial, row.tolist()) for trial, row in zip(trials, ids, strict=True)])
+    runs, examples = [cell.interventions for cell in cells], [cell.trials for cell in cells]
+    for cell, logits in engine.plan(taught, runs, donors=donors, reads="answer", examples=examples).stream_logits():
+        chosen = sorted(cells[cell].trials)
+        logprobs = answer_logprobs(logits, ids[chosen], prompt_len=1).double().cpu()
+        total, kept = (logprobs * keep[chosen]).sum(-1), keep[chosen].sum(-1)
+        values = {"logprob": total.tolist(), "perplexity": (-total / kept).exp().tolist()}
+        yield cell, Measured(values, [{"answer": trials[index].answer(model.box_format)} for index in chosen])
 
 
 def counted_tokens(model: HookedVLM, trial: Trial, ids: list[int]) -> Bool[torch.Tensor, " answer"]:

@@ -199,7 +199,10 @@ def site_tokens(cache: Cache, name: str, prompt: Prompt, *, view: ViewKind) -> S
 def _visual(value: Tensor, site: Site, positions: list[np.ndarray]) -> Tensor:
     """Return the activations of all visual tokens of a batch, example by example, by position."""
     if "token" in site.dims:
-        return value.flatten(0, 1)
+        if len(flat := value if site.dims[0] == "token" else value.flatten(0, 1)) != sum(map(len, positions)):
+            got = f"{len(flat)} activations at {site.name} for {sum(map(len, positions))} visual tokens"
+            raise StudyError("one activation per visual token", got, "Probe hook_merged_embed or a residual stream.")
+        return flat
     if "position" not in site.dims:
         raise StudyError("a site with positions, visual tokens or patches", f"{site.name} {list(site.dims)}", "Probe a residual stream.")
     return torch.cat([value[example, torch.as_tensor(where, device=value.device)] for example, where in enumerate(positions)])
@@ -211,6 +214,9 @@ def _patches(value: Tensor, prompt: Prompt, view: ViewKind) -> SiteTokens:
     if len(sizes) > 1:
         raise StudyError("views of one size", listing([str(size) for size in sorted(sizes)]), "Probe images of one size together.")
     rows, columns = sizes.pop()
+    if value.ndim != 3 or len(value) != len(views) or value.shape[1] < rows * columns:
+        got = f"{list(value.shape)} for {len(views)} views of {rows} × {columns} patches"
+        raise StudyError("a tower that encodes each view by itself", got, "Probe the language model's sites of this family.")
     chosen = [index for index, (_, one) in enumerate(views) if one.kind == view]
     grids = value[chosen, value.shape[1] - rows * columns :].unflatten(1, (rows, columns))
     tokens = SiteTokens.of_grids(grids)
