@@ -60,11 +60,8 @@ __all__ = [
     "position_probes",
     "published_numbers",
     "register_tokens",
-<<<<<<< HEAD
-=======
     "shuffle_tokens",
     "split_by_tiles",
->>>>>>> studies
     "token_effects",
     "untrained",
 ]
