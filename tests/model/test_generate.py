@@ -101,7 +101,7 @@ def test_decode_phase_alone_leaves_the_first_token(model):
 
 
 def test_beams_are_refused(model):
-    with pytest.raises(PromptError, match="one sequence"):
+    with pytest.raises(PromptError, match="one row per example"):
         model.generate(model.prepare(picture(), QUESTIONS[0]), options={"num_beams": 2})
 
 
