@@ -66,7 +66,7 @@ def test_where_tokens_and_states_do_not_match_one_to_one_is_refused(variant):
     prompt = model.prepare(picture(), QUESTION)
     _, cache = model.run_with_cache(prompt, names_filter=[RESIDUAL, EMBEDDED])
     assert len(site_tokens(cache, RESIDUAL, prompt, view="global").rows) == prompt.layout.select("global").count
-    with pytest.raises(StudyError, match="each view by itself|views of one size"):
+    with pytest.raises(StudyError, match=r"each view by itself|views of one size"):
         site_tokens(cache, EMBEDDED, prompt, view="global")
 
 

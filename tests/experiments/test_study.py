@@ -86,7 +86,8 @@ def test_batch_size_does_not_change_the_records(vlm):
     assert len({run.provenance[0].layout_hash for run in runs}) == 1
 
 
-def test_a_stopped_study_goes_on_and_repeats_nothing(vlm, tmp_path, monkeypatch):
+@pytest.mark.parametrize("flush", [0.0, 1e9])
+def test_a_stopped_study_goes_on_and_repeats_nothing(vlm, tmp_path, monkeypatch, flush):
     study = Study("s", CELLS, trials(2), AnswerLikelihood())
     whole = study.run(vlm, progress=False)
     measured, original = [], AnswerLikelihood.measure
@@ -100,7 +101,7 @@ def test_a_stopped_study_goes_on_and_repeats_nothing(vlm, tmp_path, monkeypatch)
 
     again = False
     monkeypatch.setattr(AnswerLikelihood, "measure", counted)
-    monkeypatch.setattr(study_module, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(study_module, "FLUSH_SECONDS", flush)
     with pytest.raises(KeyboardInterrupt):
         study.run(vlm, store=tmp_path / "run", progress=False, batch_size=1)
     again = True

@@ -13,7 +13,9 @@ from sightlens.model import HookedVLM
 
 FLOPS_PER_WEIGHT = 2
 PASS = 250_000_000
+"""Operations in the time that calling every module of a small model once more takes."""
 CACHE = 12_000_000
+"""Bytes of a layer's inner activations that a CPU's cache serves well."""
 UNLIMITED = 2**31
 
 
@@ -48,7 +50,6 @@ class ModelCost:
     pair: int
     kv: int
     width: int
-    heads: int
     itemsize: int
     accelerated: bool
 
@@ -74,7 +75,6 @@ class ModelCost:
             pair=4 * _linear(output).in_features,
             kv=2 * _linear(key).out_features,
             width=model.cfg.d_model,
-            heads=sites.n_heads,
             itemsize=model.hf.dtype.itemsize,
             accelerated=model.device.type != "cpu",
         )
@@ -99,8 +99,8 @@ class ModelCost:
     def fast_rows(self, queries: int) -> int:
         """Return how many rows of so many computed positions run fastest together.
 
-        A CPU works faster on what stays in its cache: two rows at once of 640 positions, width 512, take 1.5 times as long as one
-        after the other (``benchmarks/sweeps.py``). An accelerator gets as many as fit.
+        A CPU works faster on what stays in its cache, so that many long rows at once are slower than one after the other. An
+        accelerator gets as many as fit.
         """
         per_row = queries * (self.mlp // self.width) * self.itemsize
         return UNLIMITED if self.accelerated else max(1, CACHE // per_row)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from sightlens.engine.cost import ModelCost
 from sightlens.engine.explanation import UNITS
@@ -15,8 +14,6 @@ from sightlens.errors import EngineError
 from sightlens.families import Prompt
 from sightlens.model import HookedVLM
 from sightlens.model.apply import Donor
-
-Reads = Literal["last", "answer", "all"]
 
 
 class Engine:
@@ -52,7 +49,7 @@ class Engine:
         cells: Cells,
         *,
         donors: Mapping[str, Donor] | None = None,
-        reads: Reads | str = "last",
+        reads: str = "last",
         examples: Sequence[Sequence[int]] | None = None,
     ) -> Plan:
         """Sort cells into passes; nothing runs yet.
@@ -61,8 +58,8 @@ class Engine:
             prompt: one example or a batch.
             cells: the interventions of each cell; an empty list is the untouched run.
             donors: values that interventions take by name, beside ``model.donors``.
-            reads: which logits are wanted: of the last position, of the positions that predict a teacher-forced answer, or
-                of all.
+            reads: which logits are wanted: ``"last"``, of the last position; ``"answer"``, of the positions that predict a
+                teacher-forced answer; ``"all"``.
             examples: which examples each cell runs on; all when None.
 
         Raises:

@@ -68,7 +68,8 @@ class Plan:
             new_tokens: generated after the prompt, when :meth:`generate` will run.
         """
         reading = Reading(self.reads, new_tokens)
-        return explain(self.resources.cost, self.schedule, self.prompt.layouts, reading, memory=self.resources.memory)
+        schedule = self.schedule.for_generation(self.prompt.layouts) if new_tokens else self.schedule
+        return explain(self.resources.cost, schedule, self.prompt.layouts, reading, memory=self.resources.memory)
 
     @cached_property
     def prefix(self) -> Prefix:

@@ -167,7 +167,7 @@ def row_bytes(cost: ModelCost, position: int, length: int, reading: Reading) -> 
 
 def kept_bytes(cost: ModelCost, layouts: Sequence[Layout], names: Sequence[str], reading: Reading) -> int:
     """Return the memory of the clean run that is kept, in the model's own dtype."""
-    per_position = cost.layers * cost.kv + len(names) * cost.width
+    per_position = cost.layers * cost.kv + len(names) * max(cost.width, cost.pair // 4)  # z may be wider than the residual
     return len(layouts) * cost.itemsize * (layouts[0].length * per_position + len(reading.positions) * (cost.head // cost.width))
 
 

@@ -136,6 +136,7 @@ class Study:
         with open_store(store, Manifest.of(self.name, self._definition(cells, model), provenance=provenance)) as records:
             done = {cell: frozenset(examples) for cell, examples in records.done().items()}
             with _bar(self.name, len(cells) * len(self.trials), shown=progress) as advance:
+                advance(sum(map(len, done.values())))
                 for batch in batches:
                     for found in _flushed(self._measure(engine, cells, batch, done=done, provenance=provenance)):
                         records.append(found)
@@ -233,7 +234,7 @@ def _unusable(cell: Cell, layout: Layout) -> str | None:
 
 
 class Batches:
-    """The trials of a study in batches, prepared once while they fit in memory and again for every cell otherwise."""
+    """The trials of a study in batches, prepared once while they fit in memory and again when they run otherwise."""
 
     def __init__(self, model: HookedVLM, study: Study, *, batch_size: int) -> None:
         """Group the trials, and prepare them once to learn their layouts.
@@ -279,18 +280,23 @@ class Batches:
 def _flushed(records: Iterator[Record]) -> Iterator[list[Record]]:
     """Group records that come within some seconds, so that little is lost when the process dies and parts stay few."""
     waiting, started = [], time.monotonic()
-    for record in records:
-        waiting.append(record)
-        if time.monotonic() - started > FLUSH_SECONDS:
+    try:
+        for record in records:
+            waiting.append(record)
+            if time.monotonic() - started > FLUSH_SECONDS:
+                yield waiting
+                waiting, started = [], time.monotonic()
+    except BaseException:  # what was measured before an error or an interrupt is kept
+        if waiting:
             yield waiting
-            waiting, started = [], time.monotonic()
+        raise
     if waiting:
         yield waiting
 
 
 @contextmanager
 def _bar(name: str, total: int, *, shown: bool) -> Iterator[Advance]:
-    columns = (*Progress.get_default_columns()[:-1], TimeRemainingColumn(), TextColumn("{task.completed}/{task.total} trials"))
+    columns = (*Progress.get_default_columns()[:-1], TimeRemainingColumn(), TextColumn("{task.completed}/{task.total} cells × trials"))
     with Progress(*columns, disable=not shown) as progress:
         yield partial(progress.advance, progress.add_task(name, total=total))
 

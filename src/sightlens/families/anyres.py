@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import ceil
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +19,29 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from sightlens.errors import FamilyError
-from sightlens.families.family import Cells, Grid, Mark, Part, Place, ViewedImage
+from sightlens.families.family import Cells, Family, Grid, Mark, Part, Place, ViewedImage
+from sightlens.families.llava import llava_sites, patch_grid
+from sightlens.families.sites import Site, Weight
 from sightlens.layout import View
 
 NEWLINE = Mark("newline")
+NEWLINE_SITE = Site("hook_newline", "model", Weight("image_newline"), ("d_model",), "image_newline")
+
+
+class AnyresFamily(Family):
+    """What families with tiles on a canvas share: LLaVA's towers and decoders, one token per patch, a newline vector."""
+
+    def check_processor(self, config: PreTrainedConfig, processor: Any) -> None:
+        """Compare canvases and tile sizes."""
+        check_pinpoints(config, processor)
+
+    def token_grid(self, config: PreTrainedConfig) -> Grid:
+        """One token per patch."""
+        return patch_grid(config)
+
+    def sites(self, config: PreTrainedConfig) -> tuple[Site, ...]:
+        """List the hook names."""
+        return (*llava_sites(config), NEWLINE_SITE)
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.image_processing_utils import select_best_resolution
 
-from sightlens.families.anyres import check_pinpoints, make_canvas, padded_crops, tile_side, view_anyres
-from sightlens.families.family import Family, Grid, ImageOptions, Place, ViewedImage, require_values
-from sightlens.families.llava import check_towers, llava_sites, patch_grid
-from sightlens.families.sites import Site, Weight
+from sightlens.families.anyres import AnyresFamily, make_canvas, padded_crops, tile_side, view_anyres
+from sightlens.families.family import ImageOptions, Place, ViewedImage, require_values
+from sightlens.families.llava import check_towers
 from sightlens.metrics import BoxFormat, UnitSquare
 
-NEWLINE_SITE = Site("hook_newline", "model", Weight("image_newline"), ("d_model",), "image_newline")
 
-
-class LlavaNext(Family):
+class LlavaNext(AnyresFamily):
     """LLaVA-NeXT (v1.6, 7B with Vicuna and Mistral): the whole picture in 24 × 24 visual tokens, then un-padded tiles with newlines."""
 
     name = "llava-next"
@@ -37,18 +34,6 @@ class LlavaNext(Family):
         """Refuse towers, decoders and feature selections that no test covers."""
         check_towers(config)
         require_values(config.vision_config, "model_type", ("clip_vision_model",))
-
-    def check_processor(self, config: PreTrainedConfig, processor: Any) -> None:
-        """Compare canvases and tile sizes."""
-        check_pinpoints(config, processor)
-
-    def token_grid(self, config: PreTrainedConfig) -> Grid:
-        """One token per patch."""
-        return patch_grid(config)
-
-    def sites(self, config: PreTrainedConfig) -> tuple[Site, ...]:
-        """List the hook names."""
-        return (*llava_sites(config), NEWLINE_SITE)
 
     def view_image(self, image: Image.Image, processor: Any, options: ImageOptions, *, place: Place) -> ViewedImage:
         """Make the base view and the tiles."""

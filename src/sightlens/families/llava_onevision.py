@@ -18,19 +18,17 @@ from transformers import PreTrainedConfig
 from transformers.image_processing_utils import select_best_resolution
 
 from sightlens.errors import FamilyError
-from sightlens.families.anyres import NEWLINE, check_pinpoints, make_canvas, padded_crops, tile_side, view_anyres
-from sightlens.families.family import Cells, Family, Grid, ImageOptions, Place, ViewedImage, require_values
+from sightlens.families.anyres import NEWLINE, AnyresFamily, make_canvas, padded_crops, tile_side, view_anyres
+from sightlens.families.family import Cells, ImageOptions, Place, ViewedImage, require_values
 from sightlens.families.geometry import ImageSteps
-from sightlens.families.llava import check_towers, llava_sites, patch_grid
-from sightlens.families.llava_next import NEWLINE_SITE
-from sightlens.families.sites import Site
+from sightlens.families.llava import check_towers
 from sightlens.layout import View
 from sightlens.metrics import BoxFormat, UnitSquare
 
 LIMIT = "anyres_max_"
 
 
-class LlavaOnevision(Family):
+class LlavaOnevision(AnyresFamily):
     """LLaVA-OneVision (0.5B, 7B): the whole picture in 27 × 27 visual tokens, then un-padded tiles; several pictures one view each."""
 
     name = "llava-onevision"
@@ -44,18 +42,6 @@ class LlavaOnevision(Family):
         require_values(config.vision_config, "model_type", ("siglip_vision_model",))
         if not config.vision_aspect_ratio.removeprefix(LIMIT).isdigit():
             raise FamilyError(f"vision_aspect_ratio {LIMIT}N", repr(config.vision_aspect_ratio), "This configuration changes the layout.")
-
-    def check_processor(self, config: PreTrainedConfig, processor: Any) -> None:
-        """Compare canvases and tile sizes."""
-        check_pinpoints(config, processor)
-
-    def token_grid(self, config: PreTrainedConfig) -> Grid:
-        """One token per patch."""
-        return patch_grid(config)
-
-    def sites(self, config: PreTrainedConfig) -> tuple[Site, ...]:
-        """List the hook names."""
-        return (*llava_sites(config), NEWLINE_SITE)
 
     def view_image(self, image: Image.Image, processor: Any, options: ImageOptions, *, place: Place) -> ViewedImage:
         """Make the base view and the tiles of a picture alone, or the one view of one among several."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from sightlens.errors import FamilyError, ImageError
-from sightlens.families.family import ImageOptions, Place, ViewedImage, in_order, visual_mask
+from sightlens.families.family import Family, Grid, ImageOptions, Place, ViewedImage, in_order, visual_mask
 from sightlens.families.sites import Attention, HeadResult, Input, Order, Output, Site
 from sightlens.layout import Layout, Padding, View, Visual
 
@@ -109,6 +109,30 @@ def _block_sites(tower: PackedTower, block: str, path: str) -> Iterator[Site]:
         yield Site(f"{block}.mlp.{name}", f"{path}.mlp.{module}", tap, ("patch", "d_mlp"), order=order)
     yield Site(f"{block}.hook_mlp_out", f"{path}.mlp", Output(), STATE, order=order)
     yield Site(f"{block}.hook_resid_post", path, Output(), STATE, order=order)
+
+
+class PackedFamily(Family):
+    """What Qwen's families share: one view per picture at its own size, pixel limits, M-RoPE positions."""
+
+    template_image = START + PLACEHOLDER + END
+    image_token = PLACEHOLDER
+    options = frozenset({"min_pixels", "max_pixels"})
+
+    def check_processor(self, config: PreTrainedConfig, processor: Any) -> None:
+        """Compare patches."""
+        check_patches(config, processor)
+
+    def token_grid(self, config: PreTrainedConfig) -> Grid:
+        """The picture decides."""
+        return Grid(0, 0, config.vision_config.spatial_merge_size)
+
+    def view_image(self, image: Image.Image, processor: Any, options: ImageOptions, *, place: Place) -> ViewedImage:
+        """Make the one view."""
+        return view_packed(image, processor, options, place=place)
+
+    def token_tensors(self, tensors: dict[str, Tensor], layouts: Sequence[Layout]) -> dict[str, Tensor]:
+        """Add M-RoPE's positions."""
+        return packed_tokens(tensors, layouts)
 
 
 def view_packed(image: Image.Image, processor: Any, options: ImageOptions, *, place: Place) -> ViewedImage:

@@ -10,29 +10,20 @@ processor's own, read them with a ``ResizedPixels`` of those limits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from PIL import Image
-from torch import Tensor
 from transformers import PreTrainedConfig
 
 from sightlens.errors import FamilyError
-from sightlens.families.family import Family, Grid, ImageOptions, Place, ViewedImage, require_values
+from sightlens.families.family import require_values
 from sightlens.families.packed import (
-    END,
-    PLACEHOLDER,
-    START,
     TOWER,
+    PackedFamily,
     PackedOrder,
     PackedTower,
-    check_patches,
     packed_sites,
-    packed_tokens,
-    view_packed,
 )
 from sightlens.families.sites import Input, Output, Site, decoder_shape, decoder_sites
-from sightlens.layout import Layout
 from sightlens.metrics import BoxFormat, ResizedPixels
 
 MLP = (
@@ -42,15 +33,12 @@ MLP = (
 )
 
 
-class Qwen25VL(Family):
+class Qwen25VL(PackedFamily):
     """Qwen2.5-VL (3B, 7B): pictures at their own size, one visual token per 28 × 28 pixels; window attention."""
 
     name = "qwen2.5-vl"
     model_type = "qwen2_5_vl"
     architecture = "Qwen2_5_VLForConditionalGeneration"
-    template_image = START + PLACEHOLDER + END
-    image_token = PLACEHOLDER
-    options = frozenset({"min_pixels", "max_pixels"})
 
     def check_config(self, config: PreTrainedConfig) -> None:
         """Refuse sliding attention in the decoder, and windows that cut visual tokens."""
@@ -61,14 +49,6 @@ class Qwen25VL(Family):
             side = vision.patch_size * vision.spatial_merge_size
             raise FamilyError(f"window_size in multiples of {side}", f"{vision.window_size}", "This configuration changes the layout.")
 
-    def check_processor(self, config: PreTrainedConfig, processor: Any) -> None:
-        """Compare patches."""
-        check_patches(config, processor)
-
-    def token_grid(self, config: PreTrainedConfig) -> Grid:
-        """The picture decides."""
-        return Grid(0, 0, config.vision_config.spatial_merge_size)
-
     def sites(self, config: PreTrainedConfig) -> tuple[Site, ...]:
         """List the hook names."""
         vision = config.vision_config
@@ -76,14 +56,6 @@ class Qwen25VL(Family):
         order = PackedOrder(TOWER, vision.spatial_merge_size, window)
         tower = PackedTower(vision.depth, vision.num_heads, order, MLP)
         return (*packed_sites(tower), *decoder_sites(decoder_shape(config.text_config)))
-
-    def view_image(self, image: Image.Image, processor: Any, options: ImageOptions, *, place: Place) -> ViewedImage:
-        """Make the one view."""
-        return view_packed(image, processor, options, place=place)
-
-    def token_tensors(self, tensors: dict[str, Tensor], layouts: Sequence[Layout]) -> dict[str, Tensor]:
-        """Add M-RoPE's positions."""
-        return packed_tokens(tensors, layouts)
 
     def box_format(self, processor: Any) -> BoxFormat:
         """Pixels of the picture as the processor scales it."""

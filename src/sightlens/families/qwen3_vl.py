@@ -11,44 +11,32 @@ An ablation or a patch-in at ``hook_merged_embed`` also acts on what comes in ag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from PIL import Image
-from torch import Tensor
 from transformers import PreTrainedConfig
 
 from sightlens.errors import FamilyError
-from sightlens.families.family import Family, Grid, ImageOptions, Place, ViewedImage, require_values
+from sightlens.families.family import require_values
 from sightlens.families.packed import (
-    END,
-    PLACEHOLDER,
-    START,
     TOWER,
+    PackedFamily,
     PackedOrder,
     PackedTower,
-    check_patches,
     packed_sites,
-    packed_tokens,
-    view_packed,
 )
 from sightlens.families.sites import DecoderNames, Input, Output, Site, decoder_shape, decoder_sites
-from sightlens.layout import Layout
 from sightlens.metrics import BoxFormat, PerMille
 
 MLP = (("hook_pre", "linear_fc1", Output()), ("hook_post", "linear_fc2", Input("input")))
 
 
-class Qwen3VL(Family):
+class Qwen3VL(PackedFamily):
     """Qwen3-VL (4B, 8B): pictures at their own size, one visual token per 32 × 32 pixels; features that come in again (DeepStack)."""
 
     name = "qwen3-vl"
     model_type = "qwen3_vl"
     architecture = "Qwen3VLForConditionalGeneration"
-    template_image = START + PLACEHOLDER + END
-    image_token = PLACEHOLDER
-    options = frozenset({"min_pixels", "max_pixels"})
 
     def check_config(self, config: PreTrainedConfig) -> None:
         """Refuse features that come in out of order, or after layers that do not exist."""
@@ -58,17 +46,9 @@ class Qwen3VL(Family):
             known = f"fewer than {config.text_config.num_hidden_layers} deepstack_visual_indexes, ascending"
             raise FamilyError(known, f"{blocks}", "This configuration changes where visual features come in.")
 
-    def check_processor(self, config: PreTrainedConfig, processor: Any) -> None:
-        """Compare patches."""
-        check_patches(config, processor)
-
     def reinjections(self, config: PreTrainedConfig) -> int:
         """One after each of the first decoder layers."""
         return len(config.vision_config.deepstack_visual_indexes)
-
-    def token_grid(self, config: PreTrainedConfig) -> Grid:
-        """The picture decides."""
-        return Grid(0, 0, config.vision_config.spatial_merge_size)
 
     def sites(self, config: PreTrainedConfig) -> tuple[Site, ...]:
         """List the hook names."""
@@ -86,14 +66,6 @@ class Qwen3VL(Family):
         )
         names = replace(DecoderNames(), companions=tuple(site.name for site in again))
         return (*packed_sites(tower), *again, *decoder_sites(decoder_shape(config.text_config), names))
-
-    def view_image(self, image: Image.Image, processor: Any, options: ImageOptions, *, place: Place) -> ViewedImage:
-        """Make the one view."""
-        return view_packed(image, processor, options, place=place)
-
-    def token_tensors(self, tensors: dict[str, Tensor], layouts: Sequence[Layout]) -> dict[str, Tensor]:
-        """Add M-RoPE's positions."""
-        return packed_tokens(tensors, layouts)
 
     def box_format(self, processor: Any) -> BoxFormat:
         """Integers 0–1000 relative to the original image."""

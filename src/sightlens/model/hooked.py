@@ -269,8 +269,7 @@ class HookedVLM:
             interventions: applied in order.
             donors: values that interventions take by name.
             max_new_tokens: at most so many.
-            options: more of HF's generation options (``do_sample``, ``temperature``, ``use_cache``, ``stop_strings``, …);
-                greedy unless it says otherwise.
+            options: more of HF's generation options (``do_sample``, ``use_cache``, ``stop_strings``, …); greedy without them.
 
         Returns:
             One text per example, special tokens left out.
