@@ -10,6 +10,7 @@ JOBS ?= 2
 setup: $(READY)
 
 $(READY): pyproject.toml
+	@echo "Setting up $(VENV): a few minutes, once, while packages are fetched"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python .ci/install_torch.py

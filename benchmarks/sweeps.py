@@ -6,7 +6,8 @@ Random LLaVA: 8 layers, width 512, 32,000 tokens of vocabulary, 576 visual and 6
 cell, so each round times a sample of its cells, spread over the sweep, and scales to all of them; the engine runs the whole
 sweep. Rounds are interleaved; medians are printed. ``bound`` is what the plan's operations would take at the speed of HF's
 plain forward pass. ``difference`` is the largest between the engine's logits and those of HF with hooks, on the sampled cells
-(for generation: the number of sampled texts that differ).
+(for generation: the number of sampled texts that differ). Last, one epoch of position probes at every layer, of the model and of
+its untrained copy, against HF's plain forward passes over the same images in the same batches.
 """
 
 from __future__ import annotations
@@ -20,15 +21,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from subjects import Subject, random_subject, tiny_subject
 from torch import Tensor, nn
 
 from sightlens.engine import Engine
+from sightlens.experiments.position_probes import Viewing, position_probes
 from sightlens.experiments.windows import layer_windows
 from sightlens.families.compat import cached_length
 from sightlens.interventions import Ablate, Intervention, Knockout, PatchIn
 from sightlens.model import Cache
+from sightlens.probes import ProbeSettings
+from sightlens.stimuli import Stimulus
 
 NEW_TOKENS = 12
 KEYS = ("object", "background", "random(object, 0)", "image & border")
@@ -64,7 +70,7 @@ def sweeps(subject: Subject) -> list[Sweep]:
 
 def positions(subject: Subject, where: Any) -> Tensor:
     """Return the positions a selector names."""
-    return torch.as_tensor(subject.prompt.layout.select(where).positions)
+    return torch.tensor(subject.prompt.layout.select(where).positions)
 
 
 def bridge_hooks(subject: Subject, cell: Intervention, donor: Cache) -> list[tuple[str, Callable[..., Tensor | None]]]:
@@ -243,17 +249,46 @@ def compare(contest: Contest, rounds: int, plain: Callable[[], float]) -> None:
     )
 
 
-@torch.no_grad()
+def time_probes(subject: Subject, rounds: int, images: int = 32) -> None:
+    """Time an epoch of position probes, images prepared anew, against forward passes over images that are prepared already."""
+    side = subject.prompt.layout.image_sizes[0][0]
+    pictures = np.random.default_rng(1).integers(0, 256, (images, side, side, 3), dtype=np.uint8)
+    stimuli = [Stimulus(str(k), Image.fromarray(picture)) for k, picture in enumerate(pictures)]
+    viewing = Viewing()
+    groups = [stimuli[k : k + viewing.batch_size] for k in range(0, images, viewing.batch_size)]
+    batches = [subject.vlm.prepare([one.image for one in group], [viewing.question] * len(group)).tensors for group in groups]
+
+    @torch.no_grad()
+    def plain() -> None:
+        for tensors in batches * 2:  # the model and its untrained copy
+            subject.hf(**tensors, use_cache=False)
+
+    forward, probes = [], []
+    for _ in range(rounds):
+        forward.append(timed(plain)[0])
+        probes.append(timed(lambda: position_probes(subject.vlm, stimuli, viewing=viewing, settings=ProbeSettings(epochs=1)))[0])
+    own, loop = statistics.median(probes), statistics.median(forward)
+    print(f"position probes, one epoch, {images} images × 2 models: {own:.2f} s, plain forward passes {loop:.2f} s, ratio {own / loop:.2f}")
+
+
 def main() -> None:
-    """Time the sweeps and print a table."""
+    """Time what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sample", type=int, default=4)
     parser.add_argument("--subject", choices=["random", "tiny"], default="random")
-    parser.add_argument("--only", type=int, nargs="*", help="numbers of the sweeps, from 1")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of the sweeps, from 1; 6 are the probes")
     options = parser.parse_args()
     torch.set_num_threads(1)
     subject = random_subject(words=60) if options.subject == "random" else tiny_subject()
+    time_sweeps(subject, options)
+    if not options.only or 6 in options.only:
+        time_probes(subject, options.rounds)
+
+
+@torch.no_grad()
+def time_sweeps(subject: Subject, options: argparse.Namespace) -> None:
+    """Time the sweeps over cells and print a table."""
     _, donor = subject.vlm.run_with_cache(subject.other, names_filter=["blocks.*.attn.hook_z", "blocks.*.hook_resid_post"])
     tensors = subject.prompt.generation_inputs()
     print(f"{subject.name}, {subject.prompt.layout}, 1 thread, medians of {options.rounds} rounds")

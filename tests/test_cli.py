@@ -100,6 +100,8 @@ def test_check_passes_on_the_shipped_models(monkeypatch, capsys, model):
     printed = capsys.readouterr().out
     assert "FAIL" not in printed
     assert printed.count("ok   hooks") > 150
+    paths, hooks = (printed.count(f"ok   {kind}") for kind in ("paths", "hooks"))
+    assert printed.splitlines()[-1] == f"All {paths + 8 + hooks} checks passed: {paths} of paths, 8 of layout, {hooks} of hooks."
 
 
 def test_demo_writes_a_report(monkeypatch, capsys, tmp_path):

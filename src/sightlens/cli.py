@@ -59,12 +59,15 @@ def layout(
     question: Annotated[str, typer.Option("--question", "-q")] = "what is this ?",
     select: Annotated[Optional[str], typer.Option("--select", "-s", help="A selector to tint.")] = None,  # noqa: UP045 - typer on 3.10
     image_mode: Annotated[Optional[str], typer.Option(help="LLaVA: pad or crop.")] = None,  # noqa: UP045
-    max_tiles: Annotated[Optional[int], typer.Option(help="InternVL: most tiles.")] = None,  # noqa: UP045
+    max_tiles: Annotated[Optional[int], typer.Option(help="InternVL, Gemma-3: most tiles.")] = None,  # noqa: UP045
+    min_pixels: Annotated[Optional[int], typer.Option(help="Qwen-VL: least area.")] = None,  # noqa: UP045
+    max_pixels: Annotated[Optional[int], typer.Option(help="Qwen-VL: greatest area.")] = None,  # noqa: UP045
+    pan_and_scan: Annotated[Optional[bool], typer.Option(help="Gemma-3: crops of elongated pictures.")] = None,  # noqa: UP045
     out: Out = Path("layout.png"),
 ) -> None:
     """Print and draw what each position of your picture's prompt is."""
     vlm = _load(model)
-    prompt = vlm.prepare(image, question, options=ImageOptions(image_mode, max_tiles))
+    prompt = vlm.prepare(image, question, options=ImageOptions(image_mode, max_tiles, min_pixels, max_pixels, pan_and_scan))
     tokens = prompt.layout.select(select) if select else None
     console.print(repr(prompt.layout), markup=False, highlight=False)
     for view in prompt.layout.views:
@@ -116,13 +119,18 @@ def check(model: Annotated[str, typer.Argument(help="A shipped model, a folder, 
     """Check a checkpoint: paths agree, the layout is true, every hook name has an effect."""
     vlm = _load(model)
     prompt = vlm.probe()
-    failed = 0
+    failed, counts = 0, dict[str, int]()
     for title, checks in (("paths", vlm.self_check()), ("layout", verify_layout(vlm, prompt)), ("hooks", hook_contract(vlm, prompt))):
         for item in checks:
+            counts[title] = counts.get(title, 0) + 1
             failed += not item.passed
-            console.print(f"{'ok  ' if item.passed else 'FAIL'} {title}: {item.name} ({item.detail})", markup=False, highlight=False)
+            line = f"{'ok  ' if item.passed else 'FAIL'} {title}: {item.name} ({item.detail})"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     if failed:
         raise StudyError("every check to pass", f"{failed} failed", "Report the lines marked FAIL.")
+    console.print(
+        f"All {sum(counts.values())} checks passed: {', '.join(f'{n} of {title}' for title, n in counts.items())}.", soft_wrap=True
+    )
 
 
 def _load(name: str) -> HookedVLM:

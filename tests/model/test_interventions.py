@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
 import torch
 from tests.conftest import hooked, picture
-from tests.tiny import EACH
+from tests.tiny import EACH, VARIANTS
 
-from sightlens.errors import InterventionError, SelectorError
+from sightlens.engine import Engine
+from sightlens.errors import InterventionError, PromptError, SelectorError
 from sightlens.families.sites import Attention
 from sightlens.interventions import Ablate, AblateHeads, Containerize, Knockout, PatchIn, Shuffle, from_dict
+from sightlens.model import HookedVLM
 
 QUESTION = "is there a red circle ?"
 ALL = [
@@ -184,6 +187,35 @@ def test_interventions_that_touch_nothing_or_cannot_work_say_so(model):
             model(prompt, interventions=[intervention], donors={"clean": cache})
     assert not any(point.has_hooks() for point in model.hook_dict.values())
     assert model.hf.model.language_model.config._attn_implementation == "sdpa"
+
+
+@torch.no_grad()
+def test_what_belongs_to_another_model_or_batch_is_refused(model):
+    prompt = model.prepare(picture(), QUESTION)
+    twin = HookedVLM(copy.deepcopy(model.hf), model.processing)
+    assert torch.equal(twin(prompt), model(prompt))
+    for variant in (VARIANTS[7], VARIANTS[-1]):
+        foreign = hooked(variant).prepare(picture(), QUESTION)
+        for run in (model, model.run_with_cache, model.generate, lambda given: Engine(model).plan(given, [[]])):
+            with pytest.raises(PromptError, match=f"prepared for {model.processing.family.name},.* got one for {foreign.origin.family}"):
+                run(foreign)
+    pair = model.prepare([picture(), picture()], [QUESTION, QUESTION])
+    cell = [PatchIn("blocks.0.hook_resid_post")]
+    _, cache = model.run_with_cache(pair, names_filter="blocks.0.hook_resid_post")
+    for given in (prompt, model.prepare([picture()] * 3, [QUESTION] * 3)):
+        words = f"a donor of one example, or of {len(given)}; got 2 in 'clean'"
+        with pytest.raises(InterventionError, match=words):
+            model(given, interventions=cell, donors={"clean": cache})
+        with pytest.raises(InterventionError, match=words):
+            Engine(model).plan(given, [cell], donors={"clean": cache})
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_bare_intervention_is_no_list(model):
+    prompt = model.prepare(picture(), QUESTION)
+    for strange in (Ablate("image", "zero"), ["image"], "image", None):
+        with pytest.raises(InterventionError, match="a list of interventions"):
+            model.generate(prompt, interventions=strange)
 
 
 def test_bad_descriptions_fail_where_they_are_written():

@@ -66,9 +66,12 @@ class Engine:
             EngineError: without cells, or when there is no answer to read.
             InterventionError, HookError, SelectorError: when an intervention does not fit.
         """
+        given = {**self.model.donors, **(donors or {})}
+        for cell in cells:
+            self.model.require(prompt, cell, given)
         chosen = [range(len(prompt))] * len(cells) if examples is None else examples
         plan = schedule(cells, chosen, prompt.layouts, self.model.sites, free=self._resources.cost.free_positions)
-        return Plan(self.model, prompt, plan, read_positions(prompt, reads), donors or {}, self._resources)
+        return Plan(self.model, prompt, plan, read_positions(prompt, reads), given, self._resources)
 
 
 def read_size(memory: str | int) -> int:

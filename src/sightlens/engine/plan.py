@@ -167,8 +167,7 @@ class Plan:
     @contextmanager
     def _applied(self, rows: Sequence[Row], touched: Touched) -> Iterator[None]:
         layouts, examples = [self.prompt.layouts[row.example] for row in rows], [row.example for row in rows]
-        donors = {**self.model.donors, **self.donors}
-        with self.model.sites.window.showing(layouts, examples), applied(self.model.sites, rows, donors, touched=touched):
+        with self.model.sites.window.showing(layouts, examples), applied(self.model.sites, rows, self.donors, touched=touched):
             yield
 
     @contextmanager

@@ -205,7 +205,7 @@ def _visual(value: Tensor, site: Site, positions: list[np.ndarray]) -> Tensor:
         return flat
     if "position" not in site.dims:
         raise StudyError("a site with positions, visual tokens or patches", f"{site.name} {list(site.dims)}", "Probe a residual stream.")
-    return torch.cat([value[example, torch.as_tensor(where, device=value.device)] for example, where in enumerate(positions)])
+    return torch.cat([value[example, torch.tensor(where, device=value.device)] for example, where in enumerate(positions)])
 
 
 def _patches(value: Tensor, prompt: Prompt, view: ViewKind) -> SiteTokens:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +20,7 @@ from sightlens.families.family import Cells, Family, Grid, ImageOptions, Mark, P
 from sightlens.families.family import Words as Written
 from sightlens.families.images import ImageLike, open_image
 from sightlens.families.items import ItemList, Span, mark_text
-from sightlens.families.prompt import Prompt
+from sightlens.families.prompt import Origin, Prompt
 from sightlens.families.span import locate_parts
 from sightlens.layout import Layout, Segment, build_layout, mark_ids
 from sightlens.metrics import BoxFormat
@@ -77,6 +80,12 @@ class Processing:
     def grid(self) -> Grid:
         """Visual tokens per view."""
         return self.family.token_grid(self.config)
+
+    @cached_property
+    def origin(self) -> Origin:
+        """What prompts for this checkpoint can be told by."""
+        vocabulary = json.dumps(sorted(self.tokenizer.get_vocab().items(), key=lambda entry: entry[1])).encode()
+        return Origin(self.family.name, hashlib.sha256(vocabulary).hexdigest(), (self.grid.rows, self.grid.columns, self.grid.merge))
 
     def prepare(
         self, images: Images | Sequence[Images], texts: Words | Sequence[Words], *, wording: Wording, options: ImageOptions
@@ -230,7 +239,7 @@ class Processing:
         tensors = self.family.token_tensors(tensors, layouts)
         if any(example.viewed for example in examples):
             tensors |= self.family.image_tensors([example.viewed for example in examples])
-        return Prompt(tensors, layouts, tuple(e.images for e in examples), tuple(e.text for e in examples))
+        return Prompt(tensors, layouts, tuple(e.images for e in examples), tuple(e.text for e in examples), self.origin)
 
 
 def _pair_up(images: Any, texts: Words | Sequence[Words]) -> list[tuple[list[ImageLike], Words]]:

@@ -23,6 +23,27 @@ PER_POSITION = ("input_ids", "attention_mask", "position_ids", *TYPES)
 """Tensors whose last dimension counts positions."""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What a model must have in common with the one that a prompt was prepared for.
+
+    Attributes:
+        family: its name.
+        vocabulary: digest of the tokenizer's tokens and ids.
+        grid: rows and columns of visual tokens per view, patches per side of a token.
+    """
+
+    family: str
+    vocabulary: str
+    grid: tuple[int, int, int]
+
+    def __str__(self) -> str:
+        """The family, the grid and the vocabulary, shortly."""
+        rows, columns, merge = self.grid
+        size = f", {rows} × {columns} tokens per view, {merge} × {merge} patches each" if rows else ""
+        return f"{self.family}{size}, vocabulary {self.vocabulary[:8]}"
+
+
 @dataclass(frozen=True, eq=False)
 class Prompt:
     """One example or a left-padded batch, ready for the model.
@@ -35,6 +56,7 @@ class Prompt:
         layouts: one per example.
         images: the RGB originals of each example.
         texts: what was tokenized, before image placeholders were expanded.
+        origin: of the model it was prepared for.
         options: the choices about views that it was made with.
     """
 
@@ -42,6 +64,7 @@ class Prompt:
     layouts: tuple[Layout, ...]
     images: tuple[tuple[Image.Image, ...], ...]
     texts: tuple[str, ...]
+    origin: Origin
     options: ImageOptions = field(default_factory=ImageOptions)
 
     def __post_init__(self) -> None:

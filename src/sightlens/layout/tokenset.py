@@ -70,10 +70,10 @@ class TokenSet:
         """(rows, columns) of a regular set that is a full rectangle of one sheet, else None."""
         return None if self._grid is None else (self._grid.shape[0], self._grid.shape[1])
 
-    @cached_property
+    @property
     def positions(self) -> Positions:
-        """The members: ascending, or row by row when the set has a grid shape."""
-        return frozen(np.flatnonzero(self.mask) if self._grid is None else self._grid.ravel())
+        """The members: ascending, or row by row when the set has a grid shape; an array of the caller's own, to index tensors with."""
+        return np.flatnonzero(self.mask) if self._grid is None else self._grid.flatten()
 
     @property
     def count(self) -> int:

@@ -326,10 +326,6 @@ def _patch(intervention: PatchIn, name: str, donors: Mapping[str, Donor]) -> Cha
 
     def change(old: Tensor, spot: Spot) -> Tensor:
         donor = spot.example if len(layouts) > 1 else 0
-        if donor >= len(layouts):
-            raise InterventionError(
-                "one donor example, or as many as the batch has", f"{len(layouts)}", "Capture the donor on as many prompts."
-            )
         given = _donor_values(cache, name, intervention, donor).to(old)
         chosen = resolve_where(intervention.at, spot.layout)
         wanted = int((chosen.mask & chosen.structure.visual).sum()) if "token" in cache.sites[name].dims else chosen.count

@@ -117,8 +117,9 @@ def _verify_token(model: HookedVLM, prompt: Prompt, row: np.void, *, feature: in
             "The layout is wrong; report it.",
         )
     _verify_merge(model, prompt, feature=feature, patches=patches)
-    more = float(inside[patches].max() / other.max().clamp(min=1e-9))
-    return Check(name, passed=True, detail=f"pixels move its patches {more:.1f}× more than any other")
+    own, others = float(inside[patches].max()), float(other.max())
+    detail = f"pixels move its patches {own / others:.1f}× more than any other" if others else "pixels move its patches and no other"
+    return Check(name, passed=True, detail=detail)
 
 
 def _of_crop(model: HookedVLM, feature: int, moved: Tensor, *, per_view: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -91,12 +92,19 @@ def shuffle_labels(
     labels: Int[Tensor, " token"], owners: Int[Tensor, " token"], images: tuple[str, ...], *, seed: int
 ) -> Int[Tensor, " token"]:
     """Permute labels among the tokens of each image, in the same way whenever the image is seen."""
-    shuffled = labels.clone()
+    return labels[_shuffled_order(owners.numpy().tobytes(), images, seed)]
+
+
+@lru_cache(maxsize=8)
+def _shuffled_order(owners: bytes, images: tuple[str, ...], seed: int) -> Int[Tensor, " token"]:
+    """Return where each token takes its label from; all sites of a batch, and both axes, share it."""
+    owner = np.frombuffer(owners, dtype=np.int64)
+    order = np.arange(len(owner))
     for index, image in enumerate(images):
-        places = torch.nonzero(owners == index).flatten()
+        places = np.flatnonzero(owner == index)
         number = int(_fraction(f"shuffle {seed} {image}") * 2**48)
-        shuffled[places] = labels[places[torch.as_tensor(np.random.default_rng(number).permutation(len(places)))]]
-    return shuffled
+        order[places] = places[np.random.default_rng(number).permutation(len(places))]
+    return torch.from_numpy(order)
 
 
 def _fraction(text: str) -> float:

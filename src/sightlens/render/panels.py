@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -15,10 +16,13 @@ from PIL import Image
 from sightlens._types import Box, PILImage
 from sightlens.errors import LayoutError
 from sightlens.layout import Layout, View
-from sightlens.render.style import QUIET
+from sightlens.render.style import INK, QUIET
 
 Picture = PILImage | np.ndarray
 TILE_EDGE = "#ffb000"
+_LINE: dict[str, Any] = {"colors": "white", "linewidth": 0.5, "alpha": 0.75}
+_HALO: dict[str, Any] = {"colors": INK, "linewidth": 1.1, "alpha": 0.35}
+"""Under the lines between cells, so that they are seen on white too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +124,9 @@ def draw_grid(axes: Axes, panel: Panel, *, lines: bool) -> None:
         x0, y0, x1, y1 = view.box
         if lines:
             rows, columns = view.edges()
-            style = {"colors": "white", "linewidth": 0.5, "alpha": 0.75}
-            axes.hlines(rows, x0, x1, **style)
-            axes.vlines(columns, y0, y1, **style)
+            for style in (_HALO, _LINE):
+                axes.hlines(rows, x0, x1, **style)
+                axes.vlines(columns, y0, y1, **style)
         edge = TILE_EDGE if view.kind == "tile" else QUIET
         axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=edge, linewidth=1.6))
 

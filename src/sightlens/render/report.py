@@ -87,7 +87,8 @@ class Report:
         path.write_text(self.html(), encoding="utf-8")
         figures = [block for section in self.sections for block in section.blocks if isinstance(block, Figure)]
         for number, figure in enumerate(figures, start=1):
-            name = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-")[:50]
+            name = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-")
+            name = name if len(name) <= 50 else name[:51].rpartition("-")[0]
             figure.save(path.with_name(f"{path.stem}-{number:02d}-{name or 'figure'}.png"))
         return path
 
