@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from tests.conftest import hooked
 from tests.engine.test_engine_equality import asked, scene
+from tests.tiny import EACH
 
 from sightlens.engine import Engine
 from sightlens.errors import InterventionError, StudyError
@@ -42,17 +46,34 @@ def test_it_is_exact_where_the_metric_is_linear(model):
 )
 @torch.no_grad()
 def test_small_changes_have_the_estimated_effect(model, cell):
+    compare_with_difference(model, cell)
+
+
+@torch.no_grad()
+def test_small_changes_count_where_features_come_in_again():
+    cell = PatchIn("hook_merged_embed", at="object", mode="interpolate", alpha=1e-3)
+    variant = next(variant for variant in EACH if variant.family == "qwen3_vl")
+    model = hooked(variant)
+    model.hf.requires_grad_(False)
+    followed = compare_with_difference(model, cell)
+    alone = compare_with_difference(hooked(variant), replace(cell, reinjected=False))
+    assert np.abs(followed - alone).max() > 1e-5
+
+
+def compare_with_difference(model, cell):
+    """Hold an estimate against the difference of two passes in float64, and return it."""
     prompt, _ = scene(model)
-    donors = {"clean": model.run_with_cache(asked(model, batch=2, seed=7), names_filter=[cell.site])[1]}
+    names = [cell.site, *model.hook_dict[cell.site].site.companions]
+    donors = {"clean": model.run_with_cache(asked(model, batch=2, seed=7), names_filter=names)[1]}
     estimate = attribute(Engine(model), prompt, [cell], difference, donors=donors).effects[0]
     model.hf.double()
-    prompt = prompt.to("cpu")
     wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in prompt.tensors.items()}
-    prompt = type(prompt)(wide, prompt.layouts, prompt.images, prompt.texts, prompt.options)
+    prompt = replace(prompt, tensors=wide)
     donors = {"clean": donors["clean"].to(dtype=torch.float64)}
     true = difference(model(prompt, interventions=[cell], donors=donors)) - difference(model(prompt))
     assert estimate == pytest.approx(true.numpy(), rel=0.05, abs=1e-6)
     assert np.abs(estimate).max() > 1e-5
+    return estimate
 
 
 def test_a_screen_ranks_and_says_how_well(model):

@@ -11,7 +11,7 @@ from tests.tiny import EACH, TEXTS
 
 from sightlens.engine import Engine
 from sightlens.families import ItemList
-from sightlens.interventions import Ablate, Knockout, Shuffle
+from sightlens.interventions import Ablate, Knockout, PatchIn, Shuffle
 
 ROW = "image & row[1]"
 SEEN = [
@@ -23,6 +23,13 @@ SEEN = [
     [Ablate("last", "zero", site="blocks.2.attn.hook_z", heads=(1,))],
     [Knockout("post_image", "image & row[0]", layers=(1, 2))],
     [Shuffle(ROW, seed=1)],
+]
+AGAIN = [
+    [Ablate(ROW, "noise", site="hook_deepstack_embed.1")],
+    [Ablate("image & row[2]", "zero", site="blocks.0.hook_resid_post")],
+    [Ablate("image", "zero", site="blocks.0.attn.hook_z", heads=(0,))],
+    [Ablate("image", "zero", site="blocks.1.hook_resid_post"), Shuffle(ROW, seed=2)],
+    [PatchIn("hook_merged_embed", at="image & row[0]", source=ROW, reinjected=True)],
 ]
 BACKWARDS = [[Knockout("image & row[0]", ROW, layers=(1,))], [Ablate("image & row[3]", "zero", site="blocks.0.hook_resid_post")]]
 READ = [
@@ -43,6 +50,21 @@ def prepared(variant: Any) -> tuple[Any, Any, list[list[Any]]]:
     prompt = model.prepare(groups, ["is there a red circle ?", "how many green square in the image ?"])
     model.fit_mean([prompt], source="noise")
     return model, prompt, SEEN + (BACKWARDS if model.processing.family.bidirectional_images else [])
+
+
+@torch.no_grad()
+def test_features_that_come_in_again_are_no_reason_for_whole_passes() -> None:
+    model, prompt, cells = prepared(next(variant for variant in EACH if variant.family == "qwen3_vl"))
+    cells += AGAIN
+    _, donor = model.run_with_cache(prompt, names_filter=["hook_merged_embed", "hook_deepstack_embed.*"])
+    real = prompt.tensors["attention_mask"].bool()
+    plan = Engine(model).plan(prompt, cells, donors={"clean": donor}, reads="all")
+    assert not plan.explain().full_runs
+    untouched = model(prompt)
+    for cell, logits in zip(cells, plan.logits(), strict=True):
+        expected = model(prompt, interventions=cell, donors={"clean": donor})
+        assert torch.allclose(logits[real], expected[real], atol=2e-5), cell
+        assert not cell or (expected - untouched)[real].abs().max() > 1e-3, cell
 
 
 @pytest.mark.parametrize("variant", [*EACH, *TEXTS], ids=str)

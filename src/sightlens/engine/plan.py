@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache as KeyValueCache
 from sightlens.engine.cost import ModelCost
 from sightlens.engine.explanation import Explanation
 from sightlens.engine.prefix import Keep, Prefix, run_clean, window_arguments
+from sightlens.engine.reinjection import reinjected
 from sightlens.engine.replay import stepping_over
 from sightlens.engine.rowcache import finish, joined, row_cache
 from sightlens.engine.schedule import Job, Pass, Reading, Schedule, explain, kept_bytes, row_bytes
@@ -185,8 +186,10 @@ class Plan:
         """Return the last hidden states of the positions from the pass's own up to ``stop``."""
         examples, sites = self._examples(jobs), self.model.sites
         like = next(sites.decoder.parameters())
-        hidden, *z = (self.prefix.state(name, examples, span=slice(one.position, stop), like=like) for name in one.names)
+        span = slice(one.position, stop)
+        hidden, *z = (self.prefix.state(name, examples, span=span, like=like) for name in one.names)
         arguments = window_arguments(self.prefix.arguments, examples, start=one.position, stop=stop)
+        arguments |= reinjected(sites, self.prefix.states, self.prompt.layouts, skipped=one.point.skipped, span=span, like=like)
         read = [position - one.position for position in self.reads if one.position <= position < stop]
         with stepping_over(sites, one.point, z[0].flatten(2) if z else None, read=None if one.late else read):
             return sites.decoder(inputs_embeds=hidden, **arguments, **{cache_keyword(): cache}, use_cache=True).last_hidden_state

@@ -19,7 +19,7 @@ from sightlens.families.compat import cache_keyword
 from sightlens.model import HookedVLM
 
 NOT_KEPT = ("inputs_embeds", "input_ids", "use_cache", "logits_to_keep", "visual_pos_masks", "deepstack_visual_embeds")
-"""What a decoder is given that a pass over part of it replaces, or that only layers before any such pass need."""
+"""What a decoder is given that a pass over part of it replaces, or that the engine makes for its rows."""
 
 
 @dataclass(frozen=True)

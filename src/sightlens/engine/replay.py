@@ -26,9 +26,8 @@ def stepping_over(sites: Sites, point: Point, z: Tensor | None, *, read: Sequenc
         z: the clean ``[row, position, head · d_head]`` of that layer, when it starts after attention.
         read: positions of the pass at which the last layer's MLP runs, elsewhere it gives zeros; everywhere when None.
     """
-    skipped = point.layer + (point.stage is Stage.AFTER_LAYER)
     with ExitStack() as stack:
-        for layer in range(skipped):
+        for layer in range(point.skipped):
             stack.enter_context(_forward_as(sites.block(layer), _pass_through))
         if point.stage is Stage.AFTER_ATTENTION:
             project = sites.point(f"blocks.{point.layer}.attn.hook_z").module

@@ -10,7 +10,7 @@ from sightlens.engine.cost import ModelCost
 from sightlens.engine.explanation import Explanation
 from sightlens.engine.start import FullRun, Point, Stage, find_start
 from sightlens.errors import EngineError
-from sightlens.interventions import Intervention, Rearrangement
+from sightlens.interventions import MERGED, Intervention, Rearrangement
 from sightlens.layout import Layout
 from sightlens.model.rows import Row
 from sightlens.model.sites import Sites
@@ -57,11 +57,13 @@ class Schedule:
         passes: from the clean run on.
         clean: jobs that touch nothing of the prompt.
         whole: jobs that run whole, with the reason.
+        reinjected: sites of visual features that some pass adds again.
     """
 
     passes: tuple[Pass, ...]
     clean: tuple[Job, ...]
     whole: tuple[tuple[Job, str], ...]
+    reinjected: tuple[str, ...] = ()
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -90,7 +92,7 @@ class Schedule:
     @property
     def names(self) -> tuple[str, ...]:
         """Every state to keep of the clean run."""
-        return tuple(dict.fromkeys(name for one in self.passes for name in one.names))
+        return (*dict.fromkeys(name for one in self.passes for name in one.names), *self.reinjected)
 
 
 def _moves_last(job: Job, layout: Layout) -> bool:
@@ -127,7 +129,9 @@ def schedule(cells: Cells, examples: Sequence[Sequence[int]], layouts: Sequence[
             else:
                 starts.setdefault((start.point, start.late), []).append((start.position, job))
     passes = [replace(one, late=late) for point, late in sorted(starts) for one in _grouped(point, starts[point, late], free)]
-    return Schedule(tuple(passes), tuple(clean), tuple(whole))
+    again = sites.point(MERGED).site.companions if any(layout.views for layout in layouts) else ()
+    early = any(one.point.layer < len(again) for one in passes)
+    return Schedule(tuple(passes), tuple(clean), tuple(whole), again if early else ())
 
 
 def _check(cells: Cells, examples: Sequence[Sequence[int]], count: int) -> None:

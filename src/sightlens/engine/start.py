@@ -33,6 +33,11 @@ class Point:
     layer: int
     stage: Stage
 
+    @property
+    def skipped(self) -> int:
+        """How many layers do not run at all."""
+        return self.layer + (self.stage is Stage.AFTER_LAYER)
+
 
 @dataclass(frozen=True)
 class Start:
@@ -78,7 +83,7 @@ def find_start(interventions: Sequence[Intervention], layout: Layout, sites: Sit
     for intervention in interventions:
         position = _first_position(intervention, layout, bidirectional=sites.bidirectional_images)
         for name in _names(intervention, sites):
-            point = site_point(name, sites.n_layers)
+            point = site_point(name, sites)
             if point is None:
                 return FullRun(f"{name} acts before image features are placed, so the vision tower or the merge runs again")
             if position is not None:
@@ -86,10 +91,7 @@ def find_start(interventions: Sequence[Intervention], layout: Layout, sites: Sit
                 late = late or _is_late(name, sites.n_layers)
     if not starts:
         return None
-    first, again = min(point for point, _ in starts), len(sites.point(MERGED).site.companions)
-    if first.layer < again:
-        return FullRun(f"visual features come in again up to layer {again - 1}")
-    return Start(first, min(position for _, position in starts), late)
+    return Start(min(point for point, _ in starts), min(position for _, position in starts), late)
 
 
 def _is_late(name: str, layers: int) -> bool:
@@ -97,12 +99,13 @@ def _is_late(name: str, layers: int) -> bool:
     return name.startswith((f"{last}mlp.", f"{last}hook_mlp_out", f"{last}hook_resid_post", "ln_final."))
 
 
-def site_point(name: str, layers: int) -> Point | None:
+def site_point(name: str, sites: Sites) -> Point | None:
     """Return from which place on a site's writes have an effect; None for sites before the merged sequence."""
-    if name == "hook_merged_embed":
-        return Point(0, Stage.WHOLE_LAYER)
+    again = sites.point(MERGED).site.companions
+    if name == MERGED or name in again:
+        return Point(0 if name == MERGED else again.index(name), Stage.WHOLE_LAYER)
     if name.startswith("ln_final"):
-        return Point(layers - 1, Stage.AFTER_LAYER)
+        return Point(sites.n_layers - 1, Stage.AFTER_LAYER)
     if not name.startswith("blocks."):
         return None
     _, layer, rest = name.split(".", 2)

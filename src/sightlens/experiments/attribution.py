@@ -105,7 +105,7 @@ def attribute(engine: Engine, prompt: Prompt, cells: Sequence[Intervention], met
 
 def _writes(model: HookedVLM, cell: Intervention, rows: Sequence[Row], donors: Mapping[str, Donor]) -> list[tuple[str, Values]]:
     writes = list(changes(model.sites, rows, {**model.donors, **donors}))
-    early = [name for name, _ in writes if site_point(name, model.sites.n_layers) is None]
+    early = [name for name, _ in writes if site_point(name, model.sites) is None]
     if early or not writes:
         got = f"{cell}" if not writes else f"{cell}, which acts at {early[0]}"
         raise InterventionError("an intervention that writes values at hook_merged_embed or later", got, "Measure it with the engine.")
@@ -124,7 +124,8 @@ def _gradients(model: HookedVLM, prompt: Prompt, names: Sequence[str], metric: M
         kept[hook.site.name] = value.clone()
         return kept[hook.site.name]
 
-    hooks = [(MERGED, leaf), *((name, keep) for name in names)]
+    leaves = (MERGED, *model.sites.point(MERGED).site.companions)
+    hooks = [*((name, leaf) for name in leaves), *((name, keep) for name in names)]
     with torch.enable_grad(), model.hooks(fwd_hooks=hooks):
         total = metric(model.hf(**prompt.tensors, use_cache=False, logits_to_keep=1).logits).sum()
     found = torch.autograd.grad(total, [kept[name] for name in names], allow_unused=True)
