@@ -1,4 +1,4 @@
-"""Writes what is generated in the documents: `make docs` (`python -m tests.document`) after a change of families or sites."""
+"""Writes what is generated in the documents: `make docs` (`python -m tests.document`) after a change of families, sites or tutorials."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
 from transformers import PreTrainedConfig
 
 from sightlens.families import FAMILIES
@@ -138,6 +142,18 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *body))
 
 
+def tutorial(path: Path) -> NotebookNode:
+    """A notebook run from top to bottom, without what libraries write about themselves on the way."""
+    notebook = nbformat.read(path, as_version=4)
+    with TemporaryDirectory() as folder:
+        NotebookClient(notebook, timeout=300, resources={"metadata": {"path": folder}}).execute()
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+    return notebook
+
+
 def readme() -> str:
     """README with its table made again."""
     return TABLE.sub(lambda _: families(), README.read_text(encoding="utf-8"))
@@ -146,3 +162,5 @@ def readme() -> str:
 if __name__ == "__main__":
     HOOKS.write_text(hooks(), encoding="utf-8")
     README.write_text(readme(), encoding="utf-8")
+    for path in sorted(HOOKS.parent.glob("*.ipynb")):
+        nbformat.write(tutorial(path), path)

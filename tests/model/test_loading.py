@@ -17,13 +17,13 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.conftest import hooked, picture
-from tests.tiny import LLAVA_TEMPLATE, TEMPLATES, VARIANTS, Variant, hf_model, image_processor, tokenizer
+from tests.tiny import EACH, LLAVA_TEMPLATE, TEMPLATES, TEXTS, VARIANTS, Variant, hf_model, image_processor, tokenizer
 from torch import nn
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from sightlens.errors import CheckpointError, FamilyError, SightLensError
 from sightlens.families import ImageOptions
-from sightlens.model import HookedVLM, loading
+from sightlens.model import HookedVLM, hook_contract, loading
 
 LLAVA, INTERNVL = VARIANTS[0], VARIANTS[4]
 
@@ -349,6 +349,22 @@ def test_from_bridge_gives_the_logits_of_hf(attention: str) -> None:
     prompt = model.prepare(picture(), "what ?")
     options = {"eos_token_id": None}
     assert model.generate(prompt, max_new_tokens=4, options=options) == reference.generate(prompt, max_new_tokens=4, options=options)
+
+
+@pytest.mark.parametrize("variant", [variant for variant in (*EACH, *TEXTS) if variant.family != "internvl"], ids=str)  # it has no bridge
+def test_from_bridge_of_every_family_that_has_one(variant: Variant) -> None:
+    if variant.family.startswith("qwen"):
+        pytest.importorskip("torchvision", reason="the bridge asks for it")
+    hf, tokens = hf_model(variant), tokenizer(TEMPLATES.get(variant.family, LLAVA_TEMPLATE), variant.family)
+    images = None if variant in TEXTS else picture()
+    reference = hooked(variant)
+    prompt = reference.prepare(images, "what colour is the circle ?")
+    bridge = build_bridge_from_module(hf, type(hf).__name__, hf_config=hf.config)
+    processor = tokens if variant in TEXTS else SimpleNamespace(tokenizer=tokens, image_processor=image_processor(variant))
+    model = HookedVLM.from_bridge(bridge, processor)
+    assert {name for name, _ in model.hf.named_modules()} == {name for name, _ in reference.hf.named_modules()}
+    assert torch.allclose(model(prompt), reference(prompt), atol=1e-5)
+    assert all(check.passed for check in hook_contract(model, prompt))
 
 
 def test_metadata_of_a_mean_and_its_donor(copied: Path) -> None:

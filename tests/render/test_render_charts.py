@@ -78,7 +78,8 @@ def test_maps_hold_their_matrix():
     assert axes.images[0].origin == "lower"
     assert (axes.images[0].norm.vmin, axes.images[0].norm.vmax) == (-2, 2)
     assert bar.get_ylabel() == "MF"
-    assert {text.get_text() for text in axes.texts} == {"0", "1", "-2", "0.5"}
+    assert {text.get_text() for text in axes.texts} == {"0.0", "1.0", "-2.0", "0.5"}
+    assert {text.get_text() for text in render.heat_map(values / 10).canvas.axes[0].texts} == {"0.00", "0.10", "-0.20", "0.05"}
     assert axes.lines[0].get_xydata().tolist() == [[2, 0]]
     assert render.heat_map(values, rows=["x", "y"]).canvas.axes[0].images[0].origin == "upper"
     assert drawn.image("png").startswith(b"\x89PNG")  # a dollar sign is a dollar sign

@@ -147,12 +147,14 @@ class Ablate(Intervention):
 class PatchIn(Intervention):
     """Put activations of another run at some positions.
 
+    ``donor`` names the other run's cache among those that are given with it:
+    ``_, cache = model.run_with_cache(other, names_filter=[site])``, then
+    ``model(prompt, interventions=[PatchIn(site, at=…)], donors={"clean": cache})``.
     ``site`` may hold ``*`` for the layer, with ``layers`` choosing which (None: all). ``source`` are the positions in the
     donor's own layout, ``at`` those written here; both select equally many, in order, and generated positions stay as they
-    are. ``mode`` replaces, adds
-    (``x + alpha · donor``) or interpolates (``x + alpha · (donor − x)``). Patching a run with itself changes nothing, bit
-    for bit. At the merged embedding, visual features that the model adds again in early layers (Qwen3-VL's DeepStack) are
-    patched in from the donor too, unless ``reinjected`` is False.
+    are. ``mode`` replaces, adds (``x + alpha · donor``) or interpolates (``x + alpha · (donor − x)``). Patching a run with
+    itself changes nothing, bit for bit. At the merged embedding, visual features that the model adds again in early layers
+    (Qwen3-VL's DeepStack) are patched in from the donor too, unless ``reinjected`` is False.
     """
 
     kind: ClassVar[str] = "patch_in"

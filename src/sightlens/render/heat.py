@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -68,12 +69,21 @@ def _mark_missing(axes: Axes, values: Float[np.ndarray, "rows columns"]) -> None
 
 
 def _write_numbers(axes: Axes, values: Float[np.ndarray, "rows columns"], *, scale: Scale) -> None:
-    """Write the values into the cells where there is room."""
+    """Write the values into the cells where there is room, all with the decimals that the scale's ends call for."""
     if values.size > 100 or max(values.shape) > 16:
         return
+    decimals = max(0, 1 - math.floor(math.log10(max(abs(scale.low), abs(scale.high)) or 1)))
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
-            axes.text(column, row, f"{value:.2g}", ha="center", va="center", fontsize=8, color=scale.css(float(value))[1])
+            axes.text(
+                column,
+                row,
+                f"{round(value, decimals) + 0.0:.{decimals}f}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=scale.css(float(value))[1],
+            )
 
 
 def _name_ticks(axis: Axis, names: Sequence[str] | None) -> None:
