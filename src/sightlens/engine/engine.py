@@ -14,6 +14,7 @@ from sightlens.errors import EngineError
 from sightlens.families import Prompt
 from sightlens.model import HookedVLM
 from sightlens.model.apply import Donor
+from sightlens.model.inputs import check_inputs
 
 
 class Engine:
@@ -68,7 +69,7 @@ class Engine:
         """
         given = {**self.model.donors, **(donors or {})}
         for cell in cells:
-            self.model.require(prompt, cell, given)
+            check_inputs(self.model.processing, prompt, cell, given)
         chosen = [range(len(prompt))] * len(cells) if examples is None else examples
         plan = schedule(cells, chosen, prompt.layouts, self.model.sites, free=self._resources.cost.free_positions)
         return Plan(self.model, prompt, plan, read_positions(prompt, reads), given, self._resources)

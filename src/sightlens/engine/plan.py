@@ -189,7 +189,7 @@ class Plan:
         span = slice(one.position, stop)
         hidden, *z = (self.prefix.state(name, examples, span=span, like=like) for name in one.names)
         arguments = window_arguments(self.prefix.arguments, examples, start=one.position, stop=stop)
-        arguments |= reinjected(sites, self.prefix.states, self.prompt.layouts, skipped=one.point.skipped, span=span, like=like)
+        arguments |= reinjected(sites, self.prefix.states, self.prompt.layouts, skipped=one.point.skipped, span=span)
         read = [position - one.position for position in self.reads if one.position <= position < stop]
         with stepping_over(sites, one.point, z[0].flatten(2) if z else None, read=None if one.late else read):
             return sites.decoder(inputs_embeds=hidden, **arguments, **{cache_keyword(): cache}, use_cache=True).last_hidden_state

@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sightlens.interventions import MERGED
 from sightlens.layout import Layout
 from sightlens.model.sites import Sites
 
 
-def reinjected(
-    sites: Sites, states: Mapping[str, Tensor], layouts: Sequence[Layout], *, skipped: int, span: slice, like: nn.Parameter
-) -> dict[str, Any]:
+def reinjected(sites: Sites, states: Mapping[str, Tensor], layouts: Sequence[Layout], *, skipped: int, span: slice) -> dict[str, Any]:
     """Return the decoder's arguments that add visual features again at the positions of a pass; none where nothing is added.
 
     Writes at the features' sites act on the rows' own copies.
@@ -26,9 +24,8 @@ def reinjected(
         layouts: of the prompt's examples.
         skipped: how many layers do not run; after them nothing is added.
         span: positions of the pass.
-        like: a parameter of the decoder.
     """
-    names, rows = sites.point(MERGED).site.companions, sites.window
+    names, rows, like = sites.point(MERGED).site.companions, sites.window, next(sites.decoder.parameters())
     visual = torch.stack([torch.tensor(layout.structure.visual) for layout in rows.layouts])
     inside = torch.zeros_like(visual)
     inside[:, span] = visual[:, span]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sightlens._types import Logits
-from sightlens.errors import HookError, InterventionError, PromptError
+from sightlens.errors import HookError
 from sightlens.families import ImageOptions, ItemList, Processing, Prompt, Wording
 from sightlens.families.compat import check_versions, lens_config, unwrap_bridge
 from sightlens.families.processing import Images, Template
@@ -27,6 +27,7 @@ from sightlens.model.apply import Donor, applied
 from sightlens.model.cache import Cache
 from sightlens.model.generation import Keep, generation_settings, kept_logits
 from sightlens.model.hooking import HookFunction, NameFilter, check_kept, find_addresses, keeper, shown
+from sightlens.model.inputs import check_inputs
 from sightlens.model.loading import load_checkpoint, processing_for
 from sightlens.model.rows import Row, Touched
 from sightlens.model.sites import Sites
@@ -364,25 +365,6 @@ class HookedVLM:
         ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         return prompt.with_answers(ids, [self.tokenizer.convert_ids_to_tokens(answer) for answer in ids])
 
-    def require(self, prompt: Prompt, interventions: Sequence[Intervention], donors: Mapping[str, Donor]) -> None:
-        """Refuse what cannot run here: a prompt of a model with other tokens, what is no list of interventions, unfit donors.
-
-        Raises:
-            PromptError, InterventionError: saying what came.
-        """
-        if not isinstance(prompt, Prompt):
-            raise PromptError("a Prompt from model.prepare(image, text)", type(prompt).__name__, "Call prepare first.")
-        if prompt.origin != self.processing.origin:
-            raise PromptError(f"a prompt prepared for {self.processing.origin}", f"one for {prompt.origin}", "Prepare it with this model.")
-        given = interventions if isinstance(interventions, Sequence) else [interventions]
-        if given is not interventions or not all(isinstance(one, Intervention) for one in given):
-            raise InterventionError("a list of interventions", repr(interventions)[:200], "Write interventions=[…].")
-        for name in dict.fromkeys(name for one in given for name in one.donors):
-            donor = donors.get(name)
-            if isinstance(donor, Cache) and len(donor.window.layouts) not in (1, len(prompt)):
-                got = f"{len(donor.window.layouts)} in {name!r}"
-                raise InterventionError(f"a donor of one example, or of {len(prompt)}", got, "Capture it on as many prompts.")
-
     @torch.no_grad()
     def fit_mean(self, prompts: Sequence[Prompt], *, source: str) -> Mean:
         """Average the merged visual embeddings of prompts, and keep the result as the donor ``"mean"``.
@@ -404,7 +386,7 @@ class HookedVLM:
     @contextmanager
     def _running(self, prompt: Prompt, interventions: Sequence[Intervention], donors: Mapping[str, Donor] | None) -> Iterator[None]:
         given = {**self.donors, **(donors or {})}
-        self.require(prompt, interventions, given)
+        check_inputs(self.processing, prompt, interventions, given)
         rows = [Row(example, tuple(interventions)) for example in range(len(prompt))]
         touched = Touched()
         with self.sites.window.showing(prompt.layouts, range(len(prompt))), applied(self.sites, rows, given, touched=touched):
