@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
 from sightlens.families import FAMILIES
 from sightlens.families.sites import Input, Output, Site
+from sightlens.store import read_store
 from tests import document
 from tests.tiny import TEXTS, VARIANTS, hf_model
 
@@ -16,6 +18,19 @@ def test_the_documents_are_up_to_date():
     assert document.HOOKS.read_text(encoding="utf-8") == document.hooks(), "run `make docs`"
     assert document.TABLE.search(document.README.read_text(encoding="utf-8"))
     assert document.README.read_text(encoding="utf-8") == document.readme(), "run `make docs`"
+
+
+def test_the_example_in_the_readme_is_true(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = re.findall(r"```python\n(.*?)```", document.README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    names = {}
+    exec(code[0], names)
+    shapes = re.findall(r"^(.*\.shape)  # (\[[\d, ]+\])", code[0], flags=re.MULTILINE)
+    assert len(shapes) == 2
+    for expression, shape in shapes:
+        assert list(eval(expression, names)) == json.loads(shape)
+    assert f"prompt.layout  # {names['prompt'].layout!r}\n" in code[0]
+    assert len(read_store(tmp_path / "runs" / "knockout").records) == 9
 
 
 def test_layers_are_collapsed_where_they_are_layers():
