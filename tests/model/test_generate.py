@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.conftest import hooked, picture
 
+from sightlens.engine import Engine
 from sightlens.errors import InterventionError, PromptError
 from sightlens.interventions import Ablate, Knockout
 
@@ -98,6 +99,31 @@ def test_decode_phase_alone_leaves_the_first_token(model):
     assert got[0, 0] == plain[0, 0]
     with pytest.raises(InterventionError, match="touched none"):
         model(prompt, interventions=cut)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"num_beams": 3},
+        {"num_beams": 2, "num_return_sequences": 2},
+        {"return_dict_in_generate": True, "output_scores": True},
+        {"cache_implementation": "static"},
+        {"use_cache": False},
+        {"do_sample": True, "temperature": 2.0},
+        {"prompt_lookup_num_tokens": 2},
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_what_a_checkpoint_prefers_does_not_reach_rows(model, own):
+    prompt = model.prepare([picture(), picture(40, 90, 1)], QUESTIONS)
+    cells = [[Ablate("image", "zero")], [Knockout("post_image", "image")]]
+    options = no_images(model, eos_token_id=None)
+    expected = [model.generate(prompt, interventions=cell, max_new_tokens=LENGTH, options=options) for cell in cells]
+    assert expected[0] != expected[1]
+    model.hf.generation_config.update(**own)
+    assert [model.generate(prompt, interventions=cell, max_new_tokens=LENGTH, options=options) for cell in cells] == expected
+    assert Engine(model).plan(prompt, cells).generate(max_new_tokens=LENGTH, options=options) == expected
 
 
 def test_beams_are_refused(model):

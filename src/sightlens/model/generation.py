@@ -20,6 +20,16 @@ REFUSED: Mapping[str, str] = {
     "prompt_lookup_num_tokens": "Assisted generation runs passes that are thrown away.",
     "cache_implementation": "The cache is chosen for you.",
 }
+NEUTRAL: Mapping[str, Any] = {
+    "do_sample": False,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "return_dict_in_generate": False,
+    "prompt_lookup_num_tokens": None,
+    "cache_implementation": None,
+    "use_cache": True,
+}
+"""What holds unless options say otherwise, whatever the checkpoint's own generation config says."""
 
 
 def kept_logits(keep: str) -> int:
@@ -35,7 +45,7 @@ def kept_logits(keep: str) -> int:
 
 
 def generation_settings(options: Mapping[str, Any] | None, *, max_new_tokens: int, tokenizer: Any) -> dict[str, Any]:
-    """Return the arguments for HF's ``generate``: greedy unless the options say otherwise.
+    """Return the arguments for HF's ``generate``: greedy, one sequence per example, with a cache, unless the options say otherwise.
 
     Raises:
         PromptError: for an option that HF does not know or that cannot keep one row per example, or no new tokens.
@@ -47,7 +57,7 @@ def generation_settings(options: Mapping[str, Any] | None, *, max_new_tokens: in
     for name, do in REFUSED.items():
         if given.get(name) not in (None, False, 1):
             raise PromptError("options that keep one row per example and pass", f"{name}={given[name]!r}", do)
-    settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **given}
+    settings = {**NEUTRAL, "max_new_tokens": max_new_tokens, **given}
     new = settings["max_new_tokens"]
     if not isinstance(new, int) or isinstance(new, bool) or new < 1:
         raise PromptError("max_new_tokens of 1 or more", repr(new), "Use model(prompt) for logits alone.")
