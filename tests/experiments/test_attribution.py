@@ -92,6 +92,13 @@ def test_a_screen_ranks_and_says_how_well(model):
         attribute(Engine(model), prompt, cells[:1], difference, donors=donors).check()
 
 
+def test_a_metric_gives_one_number_per_example(model):
+    prompt, _ = scene(model)
+    for metric in (lambda logits: logits[:, -1, 3].mean(), lambda logits: logits[:, -1], lambda logits: logits[:, -1, 3:4]):
+        with pytest.raises(StudyError, match="one number per example"):
+            attribute(Engine(model), prompt, [AblateHeads(((0, 1),))], metric, donors={})
+
+
 def test_what_has_no_derivative_is_refused(model):
     prompt, _ = scene(model)
     for cell in (Knockout("last", "image"), Ablate("image", "zero", site="hook_visual_embed")):

@@ -211,11 +211,15 @@ def test_what_belongs_to_another_model_or_batch_is_refused(model):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_bare_intervention_is_no_list(model):
+def test_values_of_wrong_types_are_refused(model):
     prompt = model.prepare(picture(), QUESTION)
     for strange in (Ablate("image", "zero"), ["image"], "image", None):
         with pytest.raises(InterventionError, match="a list of interventions"):
             model.generate(prompt, interventions=strange)
+    with pytest.raises(InterventionError, match="donors by name"):
+        model(prompt, donors=["clean"])
+    with pytest.raises(PromptError, match="ImageOptions"):
+        model.prepare(picture(), QUESTION, options={"image_mode": "pad"})
 
 
 def test_bad_descriptions_fail_where_they_are_written():

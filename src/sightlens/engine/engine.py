@@ -14,7 +14,7 @@ from sightlens.errors import EngineError
 from sightlens.families import Prompt
 from sightlens.model import HookedVLM
 from sightlens.model.apply import Donor
-from sightlens.model.inputs import check_inputs
+from sightlens.model.inputs import all_donors, check_inputs
 
 
 class Engine:
@@ -67,7 +67,7 @@ class Engine:
             EngineError: without cells, or when there is no answer to read.
             InterventionError, HookError, SelectorError: when an intervention does not fit.
         """
-        given = {**self.model.donors, **(donors or {})}
+        given = all_donors(self.model.donors, donors)
         for cell in cells:
             check_inputs(self.model.processing, prompt, cell, given)
         chosen = [range(len(prompt))] * len(cells) if examples is None else examples

@@ -35,7 +35,8 @@ class Screen:
 
     Attributes:
         measured: by cell, the true change of the metric per example, from the engine.
-        rank_correlation: Spearman's ρ between estimated and true mean effects over the measured cells.
+        rank_correlation: Spearman's ρ between estimated and true mean effects over the measured cells; NaN where either is
+            the same for all of them.
     """
 
     measured: Mapping[int, Float[np.ndarray, " example"]]
@@ -88,6 +89,7 @@ def attribute(engine: Engine, prompt: Prompt, cells: Sequence[Intervention], met
 
     Raises:
         InterventionError: for another kind of intervention, or one that acts before the merged embedding.
+        StudyError: for a metric that does not give one number per example.
     """
     model, effects = engine.model, np.zeros((len(cells), len(prompt)))
     window, examples = model.sites.window, range(len(prompt))
@@ -127,7 +129,11 @@ def _gradients(model: HookedVLM, prompt: Prompt, names: Sequence[str], metric: M
     leaves = (MERGED, *model.sites.point(MERGED).site.companions)
     hooks = [*((name, leaf) for name in leaves), *((name, keep) for name in names)]
     with torch.enable_grad(), model.hooks(fwd_hooks=hooks):
-        total = metric(model.hf(**prompt.tensors, use_cache=False, logits_to_keep=1).logits).sum()
+        numbers = metric(model.hf(**prompt.tensors, use_cache=False, logits_to_keep=1).logits)
+        if numbers.shape != (len(prompt),):
+            got = f"shape {list(numbers.shape)}"
+            raise StudyError(f"a metric of one number per example ({len(prompt)})", got, "Do not average over examples.")
+        total = numbers.sum()
     found = torch.autograd.grad(total, [kept[name] for name in names], allow_unused=True)
     gradients = {name: torch.zeros_like(kept[name]) if g is None else g for name, g in zip(names, found, strict=True)}
     return {name: value.detach() for name, value in kept.items()}, gradients

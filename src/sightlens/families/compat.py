@@ -66,19 +66,23 @@ def lens_config(hf: PreTrainedModel, name: str) -> Any:
     return build_bridge_config_from_hf(config, config.architectures[0] if config.architectures else type(hf).__name__, name, dtype)
 
 
-def unwrap_bridge(model: nn.Module) -> nn.Module:
+def unwrap_bridge(model: PreTrainedModel) -> PreTrainedModel:
     """Put HF's own modules back where a TransformerBridge replaced them, in place.
 
     Args:
         model: the bridge's ``original_model``; the bridge must not be used afterwards.
     """
+    _unwrap(model)
+    return model
+
+
+def _unwrap(model: nn.Module) -> None:
     for child_name, child in list(model._modules.items()):
         if child is None:
             continue
         inner = nn.ModuleList([_innermost(item) for item in child]) if isinstance(child, nn.ModuleList) else _innermost(child)
         model._modules[child_name] = inner
-        unwrap_bridge(inner)
-    return model
+        _unwrap(inner)
 
 
 def _innermost(module: nn.Module) -> nn.Module:

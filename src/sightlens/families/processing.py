@@ -102,6 +102,8 @@ class Processing:
             PromptError: when images and texts do not pair up, or the text's placeholders do not match the images.
             ImageError: when an image cannot be used.
         """
+        if not isinstance(options, ImageOptions):
+            raise PromptError("options as ImageOptions(…)", type(options).__name__, "Write options=sl.ImageOptions(max_tiles=6), say.")
         self.family.check_options(options)
         groups = _pair_up(images, texts)
         examples = [self._example(group, text, wording, options=options) for group, text in groups]

@@ -27,7 +27,7 @@ from sightlens.model.apply import Donor, applied
 from sightlens.model.cache import Cache
 from sightlens.model.generation import Keep, generation_settings, kept_logits
 from sightlens.model.hooking import HookFunction, NameFilter, check_kept, find_addresses, keeper, shown
-from sightlens.model.inputs import check_inputs
+from sightlens.model.inputs import all_donors, check_inputs
 from sightlens.model.loading import load_checkpoint, processing_for
 from sightlens.model.rows import Row, Touched
 from sightlens.model.sites import Sites
@@ -119,9 +119,9 @@ class HookedVLM:
     def from_bridge(cls, bridge: Any, processor: Any) -> HookedVLM:
         """Take over the HF model inside a TransformerLens ``TransformerBridge``.
 
-        The bridge has rebuilt that model's modules; they are put back, so do not use the bridge afterwards.
+        The bridge has rebuilt its modules and made it eager; both are undone (sdpa), so do not use the bridge afterwards.
         """
-        unwrap_bridge(bridge.original_model)
+        unwrap_bridge(bridge.original_model).set_attn_implementation("sdpa")
         return cls.from_hf(bridge.original_model, processor)
 
     def __repr__(self) -> str:
@@ -385,7 +385,7 @@ class HookedVLM:
 
     @contextmanager
     def _running(self, prompt: Prompt, interventions: Sequence[Intervention], donors: Mapping[str, Donor] | None) -> Iterator[None]:
-        given = {**self.donors, **(donors or {})}
+        given = all_donors(self.donors, donors)
         check_inputs(self.processing, prompt, interventions, given)
         rows = [Row(example, tuple(interventions)) for example in range(len(prompt))]
         touched = Touched()

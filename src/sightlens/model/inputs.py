@@ -34,3 +34,14 @@ def check_inputs(processing: Processing, prompt: Prompt, interventions: Sequence
         if isinstance(donor, Cache) and len(donor.window.layouts) not in (1, len(prompt)):
             got = f"{len(donor.window.layouts)} in {name!r}"
             raise InterventionError(f"a donor of one example, or of {len(prompt)}", got, "Capture it on as many prompts.")
+
+
+def all_donors(own: Mapping[str, Donor], given: Mapping[str, Donor] | None) -> dict[str, Donor]:
+    """Return a model's own donors and those that are given beside them.
+
+    Raises:
+        InterventionError: for anything but a mapping.
+    """
+    if not isinstance(given, Mapping | None):
+        raise InterventionError("donors by name", type(given).__name__, 'Write donors={"clean": cache}.')
+    return {**own, **(given or {})}
