@@ -43,6 +43,11 @@ def test_windows_keep_their_order():
     axes = render.plot_curves(table, x="layer").canvas.axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["8-11", "0-3", "all"]
     assert axes.lines[0].get_xdata().tolist() == [0, 1, 2]
+    axes = render.plot_curves(table, x="layer", apart=["all"]).canvas.axes[0]
+    assert [line.get_xdata().tolist() for line in axes.lines][:2] == [[0, 1], [2]]
+    assert axes.lines[1].get_ydata().tolist() == table["mean"].tolist()[2:]
+    whisker = axes.collections[-1].get_segments()[0]
+    assert whisker[:, 1].tolist() == pytest.approx([table["low"].iloc[2], table["high"].iloc[2]])
 
 
 def test_bars_are_as_high_as_the_means():

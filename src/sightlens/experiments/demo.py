@@ -143,7 +143,7 @@ def _difference(outcome: Outcome, metric: str) -> str:
 def _knockout_plot(outcome: Outcome, metric: str) -> Plot:
     table = outcome.table(metric)
     labels = Labels(title="Post-image queries cut off from keys, by window of layers", x="layers", y=WORDS[metric])
-    return plot_curves(table.loc[table["keys"] != "none"], x="layers", group="keys", labels=labels)
+    return plot_curves(table.loc[table["keys"] != "none"], x="layers", group="keys", labels=labels, apart=["all"])
 
 
 def _knockout_sentence(outcome: Outcome, metric: str) -> str:

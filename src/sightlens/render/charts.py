@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -12,7 +14,7 @@ from sightlens.render.figure import Plot
 from sightlens.render.style import INK, MARKERS, NO_LABELS, QUIET, SERIES, Labels, house_style
 
 
-def plot_curves(table: pd.DataFrame, *, x: str, group: str | None = None, labels: Labels = NO_LABELS) -> Plot:
+def plot_curves(table: pd.DataFrame, *, x: str, group: str | None = None, labels: Labels = NO_LABELS, apart: Sequence[str] = ()) -> Plot:
     """Draw the mean over x as a curve per group, with the interval as a band.
 
     Args:
@@ -20,6 +22,7 @@ def plot_curves(table: pd.DataFrame, *, x: str, group: str | None = None, labels
         x: column for the horizontal axis; text (such as layer windows) keeps the order of the rows.
         group: column that tells curves apart; None draws one.
         labels: the words; without them the names of the columns.
+        apart: places on a text axis that do not continue the others (such as "all" after windows of layers): points, not joined.
 
     Raises:
         SightLensError: when a column is missing or a place of a curve has several rows.
@@ -32,10 +35,14 @@ def plot_curves(table: pd.DataFrame, *, x: str, group: str | None = None, labels
         for number, (name, rows) in enumerate(series):
             rows = rows if places else rows.sort_values(x)
             where = rows[x].map(places) if places else rows[x]
-            colour = SERIES[number % len(SERIES)]
-            marker = MARKERS[number % len(MARKERS)]
-            axes.fill_between(where, rows["low"], rows["high"], color=colour, alpha=0.16, linewidth=0)
-            axes.plot(where, rows["mean"], color=colour, marker=marker, markersize=5, linewidth=1.8, label=name)
+            style = {"color": SERIES[number % len(SERIES)], "marker": MARKERS[number % len(MARKERS)], "markersize": 5, "linewidth": 1.8}
+            joined = ~rows[x].isin(apart)
+            band = rows[joined]
+            axes.fill_between(where[joined], band["low"], band["high"], color=style["color"], alpha=0.16, linewidth=0)
+            axes.plot(where[joined], band["mean"], label=name, **style)
+            for place, row in zip(where[~joined], rows[~joined].itertuples(), strict=True):
+                shift = 0.09 * (number - (len(series) - 1) / 2)
+                axes.errorbar(place + shift, row.mean, yerr=[[row.mean - row.low], [row.high - row.mean]], capsize=3, **style)
         if places:
             _name_places(axes, places)
         _finish(axes, table, labels=_named(labels, table, x=x), groups=group)
