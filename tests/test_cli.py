@@ -145,6 +145,7 @@ WRONG = [
     (f"[study]\n{STUDY}", CELLS + 'do = ["x"]', "interventions as tables"),
     (f"[study]\n{STUDY}", CELLS + 'do = [{kind = "ablate"}]', "'at'"),
     (f"[study]\n{STUDY}", CELLS + 'do = [{kind = "ablate", at = "image", seed = "x"}]', "seed"),
+    (f"[study]\n{STUDY}", CELLS + 'do = [{kind = "patch_in", site = "hook_merged_embed"}]', "the donor 'clean'"),
     (f"[study]\n{STUDY}", CELLS + "dew = []", "dew"),
     (f"[study]\n{STUDY}", CELLS.replace('cells"', 'cells"\nseed = 3'), "seed"),
     ("[[trial]]", "[trial]", "[[trial]]"),

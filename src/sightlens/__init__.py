@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from jaxtyping import install_import_hook
 
-# What a user calls is checked against its annotations always; the tests check everything.
+# These packages are checked against their annotations always; the others check what users give them by hand, for speed, and
+# the tests check everything.
 with install_import_hook(
     ["sightlens.metrics", "sightlens.stimuli", "sightlens.interventions", "sightlens.experiments", "sightlens.engine", "sightlens.probes"],
     "beartype.beartype",

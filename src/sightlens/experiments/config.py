@@ -20,7 +20,7 @@ from sightlens.experiments.study import Cell, Study
 from sightlens.experiments.trial import Trial
 from sightlens.experiments.windows import knockout_windows
 from sightlens.families import open_image
-from sightlens.interventions import from_dict
+from sightlens.interventions import Intervention, from_dict
 from sightlens.stimuli import Question
 from sightlens.stimuli.stimulus import Task
 
@@ -66,7 +66,7 @@ class Plan:
         kind = self.study.get("kind")
         if kind == "cells":
             check_table(arguments, {}, where="[study] of kind cells")
-            cells = tuple(Cell(cell.get("at", {}), tuple(map(from_dict, cell.get("do", ())))) for cell in self.cells)
+            cells = tuple(Cell(cell.get("at", {}), tuple(map(_intervention, cell.get("do", ())))) for cell in self.cells)
             return Study("cells", cells, self.trials, measure)
         if not isinstance(kind, str) or kind not in RECIPES:
             raise StudyError(f"[study] kind among {', '.join([*RECIPES, 'cells'])}", repr(kind), 'Write kind = "…".')
@@ -104,6 +104,13 @@ def read_plan(path: Path) -> Plan:
         batch_size=data.get("batch_size", 8),
         mean_images=_pictures(data["mean_images"], base) if "mean_images" in data else (),
     )
+
+
+def _intervention(data: Mapping[str, Any]) -> Intervention:
+    found = from_dict(data)
+    if other := [name for name in found.donors if name != "mean"]:
+        raise StudyError("interventions that take the mean or nothing from outside", f"the donor {other[0]!r}", "Give donors in Python.")
+    return found
 
 
 def _pictures(pattern: str, base: Path) -> tuple[Path, ...]:
