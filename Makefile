@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
 
-.PHONY: setup demo test check format lint types contracts tutorials docs bench clean
+.PHONY: setup demo test oldest check format lint types contracts tutorials docs bench clean
 
 setup: $(READY)
 
@@ -22,6 +22,12 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS)
+
+# the tests of what touches transformers, on the oldest release that is allowed
+oldest:
+	$(MAKE) setup VENV=.venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --upgrade-strategy only-if-needed 'transformers==5.23.0' 'transformer-lens==4.3.0'
+	.venv-oldest/bin/python -m pytest -n $(JOBS) tests/model tests/families tests/engine tests/experiments tests/zoo tests/test_cli.py
 
 format: setup
 	$(BIN)/ruff format src tests benchmarks
@@ -47,6 +53,7 @@ docs: setup
 
 bench: setup
 	PYTHONPATH=. $(BIN)/python benchmarks/overhead.py
+	PYTHONPATH=. $(BIN)/python benchmarks/sweeps.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest build dist .pytest_cache .ruff_cache .hypothesis
