@@ -8,8 +8,8 @@ sweep. Rounds are interleaved; medians are printed. ``bound`` is what the plan's
 plain forward pass; ``planned`` is the ratio that the plan's operations allow, whatever the machine, against a loop that runs
 at that speed. ``bar`` is what the ratio to the bridge should reach on the random model; a model so small that a pass costs no
 more than starting it stays below. ``difference`` is the largest between the engine's logits and those of HF with hooks, on the
-sampled cells (for generation: the number of sampled texts that differ). Last, one epoch of position probes at every layer, of the model and of
-its untrained copy, against HF's plain forward passes over the same images in the same batches.
+sampled cells (for generation: the number of sampled texts that differ). Last, one epoch of position probes at every layer, of
+the model and of its untrained copy, against HF's plain forward passes over the same images in the same batches.
 """
 
 from __future__ import annotations
