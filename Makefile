@@ -23,10 +23,11 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS)
 
-# the tests of what touches transformers, on the oldest release that is allowed
+# the tests of what touches transformers, on the oldest release that is allowed, and beside torchvision, which `setup` leaves out
 oldest:
 	$(MAKE) setup VENV=.venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --upgrade-strategy only-if-needed 'transformers==5.23.0' 'transformer-lens==4.3.0'
+	.venv-oldest/bin/python -m pip install --quiet 'transformers==5.23.0' 'transformer-lens==4.3.0' torchvision \
+		"torch==$$(.venv-oldest/bin/python -c 'import torch; print(torch.__version__.split("+")[0])')"
 	.venv-oldest/bin/python -m pytest -n $(JOBS) tests/model tests/families tests/engine tests/experiments tests/zoo tests/test_cli.py
 
 format: setup
