@@ -279,6 +279,10 @@ def test_hub_id_is_fetched_without_code_and_bin_only_when_it_must(saved: Path, m
     monkeypatch.setattr(loading, "snapshot_download", fetch)
     assert loading.find_folder("a/safe", revision="main") == saved
     assert len(asked) == 1
+    assert HookedVLM.from_pretrained("a/safe", revision="v2", check=False).name == "a/safe@v2"
+    for folder in (saved, "sightlens/tiny-llava"):
+        with pytest.raises(CheckpointError, match="revision='v2'"):
+            HookedVLM.from_pretrained(folder, revision="v2")
     loading.find_folder("a/bin")
     assert asked[-1] == ["pytorch_model*.bin"]
     assert not any(pattern.endswith((".py", "*")) for patterns in asked for pattern in patterns)

@@ -93,7 +93,9 @@ class HookedVLM:
             FamilyError: an unknown family or configuration.
         """
         loaded = load_checkpoint(name, revision=revision, dtype=dtype, placement=device_map if device_map is not None else device)
-        model = cls(loaded.hf, loaded.processing, name=str(name), box_format=loaded.box_format)
+        model = cls(
+            loaded.hf, loaded.processing, name=str(name) if revision is None else f"{name}@{revision}", box_format=loaded.box_format
+        )
         if loaded.mean is not None:
             model.donors["mean"] = loaded.mean
         if check:

@@ -82,10 +82,12 @@ def find_folder(name: str | Path, *, revision: str | None = None) -> Path:
         CheckpointError: when it cannot be found or fetched.
     """
     text = str(name)
-    if text.startswith(PREFIX) and (SHIPPED / text.removeprefix(PREFIX)).is_dir():
-        return SHIPPED / text.removeprefix(PREFIX)
-    if Path(text).is_dir():
-        return Path(text)
+    shipped = SHIPPED / text.removeprefix(PREFIX)
+    here = [shipped] if text.startswith(PREFIX) and shipped.is_dir() else [Path(text)] if Path(text).is_dir() else []
+    if here and revision is not None:
+        raise CheckpointError("a hub id, of which there are revisions", f"the folder {text!r} with revision={revision!r}", "Leave it out.")
+    if here:
+        return here[0]
     if Path(text).exists() or Path(text).is_absolute() or text.startswith("."):
         raise CheckpointError("a checkpoint folder", f"{text!r}", "Give the folder that holds config.json.")
     try:
