@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import jaxtyping
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from jaxtyping import install_import_hook
+from torch import nn
 
 with install_import_hook("sightlens", "beartype.beartype"):
     from sightlens.model import HookedVLM
@@ -24,6 +26,13 @@ def hooked(variant: Variant, *, seed: int = 0, attention: str = "sdpa") -> Hooke
     template = TEMPLATES.get(variant.family, LLAVA_TEMPLATE)
     processing = processing_for(hf.config, tokenizer(template, variant.family), image_processor(variant))
     return HookedVLM(hf, processing, name=str(variant), box_format=BOXES)
+
+
+def plain(model: HookedVLM) -> nn.Module:
+    """HF's model of the same weights, made anew: SightLens never touched it."""
+    hf = type(model.hf)(copy.deepcopy(model.hf.config))
+    hf.load_state_dict(model.hf.state_dict())
+    return hf.to(model.hf.dtype).eval()
 
 
 def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:

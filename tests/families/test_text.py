@@ -34,7 +34,7 @@ def test_logits_hooks_and_residuals_are_hfs(variant: Any) -> None:
     out = hooked(variant, attention="eager").hf(**prompt.tensors, output_hidden_states=True, output_attentions=True)
     logits, cache = hooked(variant, attention="eager").run_with_cache(prompt)
     assert torch.allclose(logits, out.logits, atol=1e-5)
-    assert torch.equal(model(prompt), model.hf(**prompt.tensors).logits)
+    assert torch.equal(model(prompt), plain(model)(**prompt.tensors).logits)
     for layer in range(3):
         assert torch.allclose(cache[f"blocks.{layer}.hook_resid_pre"], out.hidden_states[layer], atol=1e-5)
         assert torch.allclose(cache[f"blocks.{layer}.attn.hook_pattern"], out.attentions[layer], atol=1e-6)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from tests.conftest import hooked, picture
+from tests.conftest import picture, plain
 
 from sightlens.engine import Engine
 from sightlens.errors import InterventionError, PromptError
@@ -16,8 +15,9 @@ LENGTH = 6
 
 
 def hf_ids(model, prompt, **options):
-    inputs = {name: tensor for name, tensor in prompt.tensors.items() if name != "position_ids"}
-    ids = model.hf.generate(**inputs, **{"do_sample": False, "max_new_tokens": LENGTH, **options})
+    hf, inputs = plain(model), {name: tensor for name, tensor in prompt.tensors.items() if name != "position_ids"}
+    torch.manual_seed(0)
+    ids = hf.generate(**inputs, **{"do_sample": False, "max_new_tokens": LENGTH, **options})
     return ids[:, inputs["input_ids"].shape[1] :]
 
 
@@ -28,7 +28,6 @@ def test_equals_hf_for_batches_and_several_images(any_model, options):
     assert len({layout.length for layout in batch.layouts}) == 1
     options = no_images(any_model, **options)
     for prompt in (single, batch):
-        torch.manual_seed(0)
         expected = hf_ids(any_model, prompt, **options)
         torch.manual_seed(0)
         assert torch.equal(any_model.generate_ids(prompt, max_new_tokens=LENGTH, options=options), expected)
@@ -133,15 +132,16 @@ def test_beams_are_refused(model):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @torch.no_grad()
-def test_bfloat16_agrees_with_hf(attention):
-    from tests.tiny import VARIANTS
-
-    for variant in VARIANTS:
-        model = hooked(variant, attention=attention)
-        model.hf.to(torch.bfloat16)
-        prompt = model.prepare(picture(), QUESTIONS[0])
-        logits = model(prompt)
-        assert torch.equal(logits, model.hf(**prompt.tensors).logits)
-        stepwise, _ = model.run_with_cache(prompt, names_filter="blocks.*.attn.hook_pattern")
-        agree = np.mean((stepwise.argmax(-1) == logits.argmax(-1)).numpy())
-        assert agree > 0.8
+def test_bfloat16_agrees_with_hf(any_model, attention):
+    model = any_model
+    model.hf.set_attn_implementation(attention)
+    model.hf.to(torch.bfloat16)
+    prompt = model.prepare(picture(), QUESTIONS[0])
+    logits = model(prompt)
+    assert torch.equal(logits, plain(model)(**prompt.tensors).logits)
+    stepwise, _ = model.run_with_cache(prompt, names_filter="blocks.*.attn.hook_pattern")
+    exact = plain(model).float()(**prompt.tensors).logits
+    first, second = exact.topk(2).values.unbind(-1)
+    clear = first - second > 3 * (logits - exact).abs().amax(-1)  # no tie within what bfloat16 makes of HF's own numbers
+    assert clear.sum() >= 5
+    assert torch.equal(stepwise.argmax(-1)[clear], logits.argmax(-1)[clear])
