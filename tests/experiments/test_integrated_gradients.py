@@ -6,10 +6,23 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.conftest import picture
+from tests.conftest import hooked, picture
+from tests.tiny import VARIANTS
 
 from sightlens.errors import InterventionError, StudyError
-from sightlens.experiments import AnswerLikelihood, Cell, Integration, Study, Trial, integrated_gradients, pair_trials, register_tokens
+from sightlens.experiments import (
+    AnswerLikelihood,
+    Cell,
+    Integration,
+    Study,
+    Trial,
+    ablate_tokens,
+    bind_norms,
+    integrated_gradients,
+    pair_trials,
+    register_tokens,
+    score_trials,
+)
 from sightlens.interventions import Ablate
 from sightlens.model import HookedVLM
 from sightlens.stimuli import Question, edits
@@ -71,6 +84,9 @@ def test_top_tokens_are_a_set_of_the_prompt(model):
         integrated_gradients(model, trial())
     with pytest.raises(StudyError, match="steps"):
         Integration(steps=1)
+    deep = hooked(next(variant for variant in VARIANTS if variant.family == "qwen3_vl"))
+    with pytest.raises(InterventionError, match="adds it again"):
+        integrated_gradients(deep, trial(), settings=Integration(steps=2, baseline="zero"))
 
 
 @pytest.mark.parametrize("name", ["sightlens/tiny-llava", "sightlens/tiny-internvl"])
@@ -101,3 +117,35 @@ def test_register_tokens_are_those_of_unusual_norm(model):
         expected = places[norms > norms.mean() + norms.std(ddof=1)]
         assert len(expected)
         assert found.positions.tolist() == expected.tolist()
+
+
+def test_a_study_intervenes_on_register_and_on_scored_tokens_whatever_the_batch(model):
+    kinds = [
+        (Question("existence", text, "yes"), size) for text, size in (("is there a star ?", (48, 64)), ("is there a circle ?", (32, 32)))
+    ]
+    asked = []
+    for k, (question, size) in enumerate(kinds):
+        mask = np.zeros(size, dtype=bool)
+        mask[4:20, 4:20] = True
+        asked.append(Trial(f"{k}", Image.fromarray(picture(*size, seed=k)), question, mask))
+    asked = score_trials(model, asked, settings=Integration(steps=2, baseline="zero"))
+    chosen = {"register": "register(0.5)", "integrated_gradients": "top(object)"}
+    study = ablate_tokens(asked, paddings=(), others=chosen, value="zero").measured_by(AnswerLikelihood())
+    assert [cell.coordinates["condition"] for cell in study.cells] == ["none", *chosen]
+    one, both = (study.run(model, batch_size=size, progress=False) for size in (1, 2))
+    for a, b in zip(one.records, both.records, strict=True):
+        assert np.allclose(a.values["logprob"], b.values["logprob"], atol=1e-4)
+    for k, trial_ in enumerate(asked):
+        prompt = bind_norms(model, model.prepare(trial_.image, trial_.question.text).with_objects(trial_.mask))
+        count = prompt.layout.select("object").count
+        scored = integrated_gradients(model, trial_, settings=Integration(steps=2, baseline="zero")).select(count)
+        sets = {"none": None, "register": register_tokens(model, prompt, deviations=0.5)[0], "integrated_gradients": scored}
+        for record in both.records:
+            tokens = sets[record.coordinates["condition"]]
+            do = [] if tokens is None else [Ablate(f"position[{p}]", "zero") for p in tokens.positions]
+            taught = model.with_answers(model.prepare(trial_.image, trial_.question.text), "yes")
+            with torch.no_grad():
+                logits = model(taught, interventions=do)
+            by_hand = float(logits[0, -2].log_softmax(-1)[taught.tensors["input_ids"][0, -1]])
+            assert record.values["logprob"][k] == pytest.approx(by_hand, abs=1e-4), record.coordinates
+    assert len({record.values["logprob"] for record in both.records}) == 3

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.layout.layout_examples import LAYOUTS, newline_layout, quick, square_layout, text_layout, tiled_layout, two_images_layout
 
-from sightlens.errors import SelectorError
+from sightlens.errors import LayoutError, SelectorError
 from sightlens.layout import (
     WORDS,
     Both,
@@ -20,6 +20,7 @@ from sightlens.layout import (
     Reshape,
     Selector,
     Span,
+    Top,
     Translate,
     Word,
     build_layout,
@@ -52,6 +53,7 @@ def larger(inner: st.SearchStrategy[Selector]) -> st.SearchStrategy[Selector]:
         st.builds(Random, st.integers(0, 99) | st.floats(1e-9, 0.999) | inner, seeds, st.none() | inner),
         st.builds(Translate, inner, seeds, st.none() | inner),
         st.builds(Register, st.floats(allow_nan=False, allow_infinity=False)),
+        st.builds(Top, st.integers(0, 99) | st.floats(1e-9, 0.999) | inner),
     )
 
 
@@ -77,6 +79,7 @@ def test_selectors_print_and_read_back(selector: Selector):
         ("image & (row[1] & row[2])", "image & (row[1] & row[2])"),
         ("random( 0.08,3 , image&~padding_area)", "random(0.08, 3, image & ~padding_area)"),
         ("register(2)", "register(2.0)"),
+        ("top( object )|top(12)", "top(object) | top(12)"),
         ("translate(object.dilate(1),0)", "translate(object.dilate(1), 0)"),
         ("row[1:-1] | row[:2] | row[2:]", "row[1:-1] | row[:2] | row[2:]"),
     ],
@@ -111,6 +114,8 @@ def test_signs_in_python_build_the_same_selector():
         ("random(1.5, 0)", 0, "a share between 0 and 1"),
         ("random(3, -1)", 0, "a seed of 0 or more"),
         ("register(object)", 9, "a number"),
+        ("top(3, 0)", 5, r"`\)`"),
+        ("top(1.5)", 0, "a share between 0 and 1"),
         ("translate(3, 0)", 10, "a selector word"),
     ],
 )
@@ -125,7 +130,7 @@ def test_mistakes_are_shown_under_a_caret(text: str, column: int, message: str):
 def test_an_unknown_word_lists_the_known_ones():
     with pytest.raises(SelectorError) as caught:
         parse("nonsense")
-    assert all(name in caught.value.expected for name in [*WORDS, "random", "translate", "register"])
+    assert all(name in caught.value.expected for name in [*WORDS, "random", "translate", "register", "top"])
     with pytest.raises(SelectorError, match="Did you mean `row`"):
         Word("rows", (1,))
 
@@ -244,13 +249,35 @@ def test_register_uses_the_sample_deviation_of_each_image():
     bound = (9 - norms[:6].mean()) / norms[:6].std(ddof=1)
     assert positions_with(layout, f"register({bound - 1e-9})", norms) == [6]
     assert positions_with(layout, f"register({bound + 1e-9})", norms) == []
-    with pytest.raises(SelectorError, match=r"norms of shape \(3,\)"):
-        layout.select("register(2.0)", norms=np.ones(3))
+    for wrong in (np.ones(3), np.full(12, np.nan)):
+        with pytest.raises(LayoutError, match="each of 12 visual tokens"):
+            layout.with_norms(wrong)
 
 
 def positions_with(layout: Layout, selector: str, norms: np.ndarray) -> list[int]:
     """The members that given norms select."""
-    return layout.select(selector, norms=norms).positions.tolist()
+    return layout.with_norms(norms).select(selector).positions.tolist()
+
+
+def test_top_takes_the_highest_scores_in_whatever_batch_the_example_lies():
+    layout = LAYOUTS["square"]
+    scores = np.zeros(25)
+    scores[[3, 20, 7]] = (1.0, 2.0, 1.0)
+    places = layout.visual_tokens()["position"]
+    scored = layout.with_object(layout.at(places[:2])).with_scores(scores)
+    for selector, chosen in (("top(1)", [20]), ("top(object)", [3, 20]), ("top(3)", [3, 7, 20]), ("top(0.04)", [20]), ("top(0)", [])):
+        assert positions(scored, selector) == places[chosen].tolist()
+        assert positions(scored.pad(left=3, right=1), selector) == (places[chosen] + 3).tolist()
+        assert positions(scored.pad(left=3).unpad().with_answer(["a"]), selector) == places[chosen].tolist()
+        assert positions(Layout.from_dict(scored.to_dict()), selector) == places[chosen].tolist()
+    assert positions(scored, "top(1).dilate(1) & image") == positions(scored, f"position[{places[20]}].dilate(1)")
+    assert (scored.hash, scored) == (layout.with_object(layout.at(places[:2])).hash, layout.with_object(layout.at(places[:2])))
+    with pytest.raises(SelectorError, match="at most 25"):
+        scored.select("top(26)")
+    with pytest.raises(SelectorError, match="one score for each of 25"):
+        layout.select("top(2)")
+    with pytest.raises(LayoutError, match="25 visual tokens"):
+        layout.with_scores(scores[1:])
 
 
 def test_a_set_is_named_by_its_selector():

@@ -6,9 +6,10 @@ from sightlens.experiments.ablation import ablate_tokens, token_effects
 from sightlens.experiments.attribution import Estimates, Screen, attribute
 from sightlens.experiments.containers import GrownTruth, container_matrix, containerize_objects
 from sightlens.experiments.cumulative import ablate_cumulatively, head_curves, matched_heads
-from sightlens.experiments.integrated_gradients import Attribution, Integration, integrated_gradients, register_tokens
+from sightlens.experiments.integrated_gradients import Attribution, Integration, integrated_gradients, register_tokens, score_trials
 from sightlens.experiments.measures import AnswerLikelihood, GeneratedAnswer, Measure
 from sightlens.experiments.mediation import HeadMediation, PatchedLikelihood, mediate_heads
+from sightlens.experiments.norms import bind_norms
 from sightlens.experiments.outcome import Outcome
 from sightlens.experiments.position_probes import ProbeOutcome, Viewing, position_probes, untrained
 from sightlens.experiments.published import published_numbers
@@ -43,6 +44,7 @@ __all__ = [
     "ablate_tokens",
     "ablate_views",
     "attribute",
+    "bind_norms",
     "by_size",
     "coco_pairs",
     "container_matrix",
@@ -60,6 +62,7 @@ __all__ = [
     "position_probes",
     "published_numbers",
     "register_tokens",
+    "score_trials",
     "shuffle_tokens",
     "split_by_tiles",
     "token_effects",

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from sightlens.experiments.measures import AnswerLikelihood
 from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial
 from sightlens.interventions import Ablate
 
+EMPTY: Mapping[str, str] = MappingProxyType({})
+
 
 def ablate_tokens(
-    trials: Sequence[Trial], *, paddings: Sequence[int] = (-1, 0, 1, 2), seeds: Sequence[int] = (0, 1, 2), value: str = "mean"
+    trials: Sequence[Trial],
+    *,
+    paddings: Sequence[int] = (-1, 0, 1, 2),
+    seeds: Sequence[int] = (0, 1, 2),
+    value: str = "mean",
+    others: Mapping[str, str] = EMPTY,
 ) -> Study:
     """Replace object tokens, and matched controls, by the dataset mean.
 
     Conditions: ``none``; ``object``; ``random`` (as many visual tokens, uniformly, object or not); ``translated`` (the same
-    shape elsewhere in the picture). Schaumlöffel et al. 2026 (arXiv 2605.19792), object-token ablation; the translated
+    shape elsewhere in the picture); and any others. Schaumlöffel et al. 2026 (arXiv 2605.19792), object-token ablation; the translated
     control answers the criticism that a patch of one value in the object's shape still marks a place.
 
     Args:
@@ -24,6 +32,7 @@ def ablate_tokens(
         paddings: cells by which the object's token set is grown (or shrunk, when negative).
         seeds: of the controls; one cell each.
         value: what replaces the tokens, see :class:`~sightlens.interventions.Ablate`.
+        others: further conditions by name, each a selector: ``register(2.0)``, or ``top(object)`` on the trials of `score_trials`.
     """
     cells = [Cell({"condition": "none", "padding": 0, "seed": 0})]
     for padding in paddings:
@@ -33,6 +42,7 @@ def ablate_tokens(
             for condition, name in (("random", "random"), ("translated", "translate")):
                 place = {"condition": condition, "padding": padding, "seed": seed}
                 cells.append(Cell(place, (Ablate(f"{name}({where}, {seed})", value),)))
+    cells += [Cell({"condition": name, "padding": 0, "seed": 0}, (Ablate(where, value),)) for name, where in others.items()]
     axes = Axes(x="padding", group="condition", repeats="seed")
     return Study("ablate_tokens", tuple(cells), tuple(trials), axes=axes)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,14 +13,13 @@ from torch import Tensor
 
 from sightlens.errors import ExtraError, InterventionError, StudyError
 from sightlens.experiments.measures import counted_tokens
+from sightlens.experiments.norms import bind_norms
 from sightlens.experiments.trial import Trial
 from sightlens.families import Prompt
-from sightlens.interventions import Mean
+from sightlens.interventions import MERGED, Mean
 from sightlens.layout import Layout, TokenSet
 from sightlens.metrics import answer_logprobs
 from sightlens.model import HookedVLM
-
-MERGED = "hook_merged_embed"
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,13 @@ def integrated_gradients(model: HookedVLM, trial: Trial, *, settings: Integratio
 
     Raises:
         ExtraError: without captum.
-        InterventionError: when the baseline is "mean" and the model has no dataset mean.
+        InterventionError: when the baseline is "mean" and the model has no dataset mean, or the model adds visual features
+            again after the merged embedding.
     """
     chosen = settings or Integration()
+    if again := model.sites.point(MERGED).site.companions:
+        do = "Ablate token by token with token_effects."
+        raise InterventionError(f"a model whose image content comes in at {MERGED} alone", f"one that adds it again at {again[0]}", do)
     bare = model.prepare(trial.image, trial.question.text)
     prompt = model.with_answers(bare, trial.answer(model.box_format))
     positions = bare.layout.visual_tokens()["position"]
@@ -112,18 +115,21 @@ def integrated_gradients(model: HookedVLM, trial: Trial, *, settings: Integratio
     return Attribution(scores.cpu().numpy(), positions.astype(np.int64), bare.layout, value, reference, gap)
 
 
-@torch.no_grad()
+def score_trials(model: HookedVLM, trials: Sequence[Trial], *, settings: Integration | None = None) -> tuple[Trial, ...]:
+    """Return the trials with their integrated gradients as scores, so that a study can intervene at ``top(object)``.
+
+    Raises:
+        ExtraError, InterventionError: as `integrated_gradients`.
+    """
+    return tuple(replace(trial, scores=tuple(integrated_gradients(model, trial, settings=settings).scores.tolist())) for trial in trials)
+
+
 def register_tokens(model: HookedVLM, prompt: Prompt, *, deviations: float = 2.0) -> tuple[TokenSet, ...]:
     """Return each example's visual tokens whose merged embedding has an unusually large norm: the selector ``register(…)``.
 
     Schaumlöffel et al. 2026 (arXiv 2605.19792), register tokens: above the mean by two (sample) standard deviations.
     """
-    _, cache = model.run_with_cache(prompt, names_filter=MERGED)
-    norms = cache[MERGED].float().norm(dim=-1).double().cpu().numpy()
-    return tuple(
-        layout.select(f"register({deviations})", norms=norms[k, layout.visual_tokens()["position"]])
-        for k, layout in enumerate(prompt.layouts)
-    )
+    return tuple(layout.select(f"register({deviations})") for layout in bind_norms(model, prompt).layouts)
 
 
 Score = Callable[[Float[Tensor, "row token d_model"]], Float[Tensor, " row"]]

@@ -17,6 +17,7 @@ from rich.progress import Progress, TextColumn, TimeRemainingColumn
 from sightlens.engine import Engine
 from sightlens.errors import SelectorError, StudyError, listing
 from sightlens.experiments.measures import CellTrials, GeneratedAnswer, Measure, Measured
+from sightlens.experiments.norms import bind_norms, needs_norms
 from sightlens.experiments.outcome import Outcome
 from sightlens.experiments.trial import Trial
 from sightlens.families import Prompt
@@ -131,7 +132,8 @@ class Study:
         """
         cells = self.cells if isinstance(self.cells, tuple) else self.cells.expand(model.cfg.n_layers)
         _check_cells(cells)
-        engine, batches = Engine(model, memory=memory), Batches(model, self, batch_size=batch_size)
+        norms = needs_norms(one for cell in cells for one in cell.interventions)
+        engine, batches = Engine(model, memory=memory), Batches(model, self, batch_size=batch_size, norms=norms)
         provenance = self._provenance(model, batches)
         with open_store(store, Manifest.of(self.name, self._definition(cells, model), provenance=provenance)) as records:
             done = {cell: frozenset(examples) for cell, examples in records.done().items()}
@@ -236,15 +238,15 @@ def _unusable(cell: Cell, layout: Layout) -> str | None:
 class Batches:
     """The trials of a study in batches, prepared once while they fit in memory and again when they run otherwise."""
 
-    def __init__(self, model: HookedVLM, study: Study, *, batch_size: int) -> None:
-        """Group the trials, and prepare them once to learn their layouts.
+    def __init__(self, model: HookedVLM, study: Study, *, batch_size: int, norms: bool = False) -> None:
+        """Group the trials, and prepare them once to learn their layouts (and the norms of visual tokens, where asked for).
 
         Raises:
             StudyError: when the batch size is not positive.
         """
         if batch_size < 1:
             raise StudyError("a batch size of at least 1", f"{batch_size}", "Give a positive number.")
-        self._model, self._kept, self._room = model, {}, KEEP_BYTES
+        self._model, self._kept, self._room, self._norms = model, {}, KEEP_BYTES, norms
         groups: dict[int, list[Trial]] = {}
         for trial in study.trials:
             groups.setdefault(study.measure.group(model, trial), []).append(trial)
@@ -272,9 +274,13 @@ class Batches:
             yield self._kept[index]
 
     def prepare(self, trials: Sequence[Trial]) -> Prompt:
-        """Return the prompt of some trials, their objects bound."""
+        """Return the prompt of some trials, with their objects, scores and norms bound."""
         prompt = self._model.prepare([trial.image for trial in trials], [trial.question.text for trial in trials])
-        return prompt.with_objects([trial.mask for trial in trials])
+        prompt = prompt.with_objects([trial.mask for trial in trials])
+        given = zip(prompt.layouts, trials, strict=True)
+        layouts = tuple(layout if trial.scores is None else layout.with_scores(trial.scores) for layout, trial in given)
+        prompt = replace(prompt, layouts=layouts)
+        return bind_norms(self._model, prompt) if self._norms else prompt
 
 
 def _flushed(records: Iterator[Record]) -> Iterator[list[Record]]:

@@ -22,12 +22,14 @@ class Trial:
         image: the picture.
         question: text, kind and truth.
         mask: the pixels of the object asked for ``[height, width]``, or None; what the selector ``object`` means.
+        scores: a number for each visual token by position, or None; what the selector ``top(…)`` ranks.
     """
 
     id: str
     image: PILImage
     question: Question
     mask: PixelMask | None = None
+    scores: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a counting question without its number, which no answer could match.
@@ -49,6 +51,7 @@ class Trial:
         digest = hashlib.sha256(repr((self.id, self.question, self.size)).encode())
         digest.update(open_image(self.image).tobytes())
         digest.update(b"" if self.mask is None else self.mask.tobytes())
+        digest.update(b"" if self.scores is None else repr(self.scores).encode())
         return digest.hexdigest()[:16]
 
     def answer(self, box_format: BoxFormat) -> str:

@@ -8,7 +8,7 @@ from sightlens.layout.indices import Span
 from sightlens.layout.layout import Layout
 from sightlens.layout.parser import parse
 from sightlens.layout.segments import ROLES, Item, Padding, Role, Segment, Separator, Special, Text, Visual
-from sightlens.layout.selector import Both, Either, Not, Random, Register, Reshape, Selector, Translate, Word
+from sightlens.layout.selector import Both, Either, Not, Random, Register, Reshape, Selector, Top, Translate, Word, walk
 from sightlens.layout.sheets import Sheet
 from sightlens.layout.structure import VISUAL_TOKEN, Features, Structure
 from sightlens.layout.tokenset import TokenSet
@@ -39,6 +39,7 @@ __all__ = [
     "Structure",
     "Text",
     "TokenSet",
+    "Top",
     "Translate",
     "View",
     "ViewKind",
@@ -47,4 +48,5 @@ __all__ = [
     "build_layout",
     "mark_ids",
     "parse",
+    "walk",
 ]

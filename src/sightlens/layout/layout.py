@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, SupportsIndex
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from sightlens.errors import LayoutError, SelectorError
 from sightlens.layout.codec import decode, encode
@@ -39,6 +39,10 @@ class Layout:
     """The token string at each position, padding included."""
     objects: tuple[tuple[int, ...], ...] = ()
     """The positions of each bound object, which the words ``object`` and ``background`` mean."""
+    norms: tuple[float, ...] | None = field(default=None, compare=False)
+    """The norm of each visual token by position, which ``register`` reads; measured, so no part of the layout's identity."""
+    scores: tuple[float, ...] | None = field(default=None, compare=False)
+    """A score of each visual token by position, which ``top`` reads; no part of the layout's identity either."""
 
     def __post_init__(self) -> None:
         """Check the lengths."""
@@ -115,12 +119,11 @@ class Layout:
         """Return a table with one row per visual token, by position; its columns are those of `VISUAL_TOKEN`."""
         return self.structure.visual_tokens()
 
-    def select(self, selector: str | Selector, *, norms: np.ndarray | None = None) -> TokenSet:
+    def select(self, selector: str | Selector) -> TokenSet:
         """Return the positions that a selector describes.
 
         Args:
             selector: text of the selector language, or what `parse` made of it.
-            norms: the norm of each visual token in the order of positions, which only ``register`` needs.
 
         Raises:
             SelectorError: the text cannot be parsed, or does not fit this layout.
@@ -128,10 +131,9 @@ class Layout:
         if not isinstance(selector, str | Selector):
             raise SelectorError("a selector, or its text", repr(selector), "Write `row[3]`; absolute positions are `layout.at([…])`.")
         parsed = parse(selector) if isinstance(selector, str) else selector
-        if norms is not None:
-            return evaluate(parsed, self.structure, bound=Bound(self.objects, norms))
         if parsed not in self._selected:
-            self._selected[parsed] = evaluate(parsed, self.structure, bound=Bound(self.objects, None))
+            norms, scores = (None if values is None else np.array(values) for values in (self.norms, self.scores))
+            self._selected[parsed] = evaluate(parsed, self.structure, bound=Bound(self.objects, norms, scores))
         return self._selected[parsed]
 
     @cached_property
@@ -184,6 +186,29 @@ class Layout:
         chosen = what if isinstance(what, TokenSet) else self.object(what, image=image)
         return replace(self, objects=(*self.objects, tuple(np.flatnonzero(chosen.mask).tolist())))
 
+    def with_norms(self, norms: Sequence[float] | Float[np.ndarray, " token"]) -> Layout:
+        """Return this layout with the norm of each visual token, by position, so that ``register(…)`` works.
+
+        Raises:
+            LayoutError: when there are not as many finite numbers as visual tokens.
+        """
+        return replace(self, norms=self._numbers(norms))
+
+    def with_scores(self, scores: Sequence[float] | Float[np.ndarray, " token"]) -> Layout:
+        """Return this layout with a score of each visual token, by position, so that ``top(…)`` works.
+
+        Raises:
+            LayoutError: when there are not as many finite numbers as visual tokens.
+        """
+        return replace(self, scores=self._numbers(scores))
+
+    def _numbers(self, values: Sequence[float] | np.ndarray) -> tuple[float, ...]:
+        numbers, count = np.asarray(values, dtype=np.float64), int(self.structure.visual.sum())
+        if numbers.shape != (count,) or not np.isfinite(numbers).all():
+            got = f"{int(np.isfinite(numbers).sum())} of shape {numbers.shape}"
+            raise LayoutError(f"a finite number for each of {count} visual tokens", got, "Give them in the order of positions.")
+        return tuple(numbers.tolist())
+
     def with_answer(self, tokens: Sequence[str]) -> Layout:
         """Return this layout with a teacher-forced answer appended; it becomes the selector ``answer``.
 
@@ -203,7 +228,8 @@ class Layout:
             LayoutError: a negative amount.
         """
         objects = tuple(tuple(position + left for position in positions) for positions in self.objects)
-        return Layout(self.structure.pad(left=left, right=right), (token,) * left + self.tokens + (token,) * right, objects)
+        structure, tokens = self.structure.pad(left=left, right=right), (token,) * left + self.tokens + (token,) * right
+        return replace(self, structure=structure, tokens=tokens, objects=objects)
 
     def unpad(self) -> Layout:
         """Return this layout as it was before padding.
@@ -214,7 +240,7 @@ class Layout:
         real = np.flatnonzero(self.structure.attended)
         structure, start = self.structure.unpad(), int(real[0])
         objects = tuple(tuple(position - start for position in positions) for positions in self.objects)
-        return Layout(structure, self.tokens[start : start + structure.length], objects)
+        return replace(self, structure=structure, tokens=self.tokens[start : start + structure.length], objects=objects)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the layout as plain JSON data."""
@@ -222,6 +248,7 @@ class Layout:
             **encode(self.structure),
             "tokens": list(self.tokens),
             "objects": [list(places) for places in self.objects],
+            **{name: list(values) for name, values in (("norms", self.norms), ("scores", self.scores)) if values is not None},
         }
 
     @classmethod
@@ -232,4 +259,6 @@ class Layout:
             LayoutError: the data are of another shape, or describe no valid layout.
         """
         structure = decode(data)
-        return cls(structure, tuple(data.get("tokens", ())), tuple(tuple(places) for places in data.get("objects", ())))
+        objects = tuple(tuple(places) for places in data.get("objects", ()))
+        numbers = {name: tuple(map(float, data[name])) for name in ("norms", "scores") if name in data}
+        return cls(structure, tuple(data.get("tokens", ())), objects, **numbers)

@@ -19,6 +19,7 @@ from sightlens.layout.selector import (
     Register,
     Reshape,
     Selector,
+    Top,
     Translate,
     Word,
     too_deep,
@@ -177,10 +178,11 @@ class _Reader:
 
     def function(self, name: str, start: int) -> Selector:
         self.need("(")
-        first = self.number() if name == "register" or (name == "random" and self.peek.kind in ("int", "float")) else self.either()
-        if name == "register":
+        counted = name in ("random", "top") and self.peek.kind in ("int", "float")
+        first = self.number() if name == "register" or counted else self.either()
+        if name in ("register", "top"):
             self.need(")")
-            return self.built(start, Register, first)
+            return self.built(start, Register if name == "register" else Top, first)
         self.need(",")
         seed = int(self.token("int", "a seed"))
         pool = self.either() if self.take(",") else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import difflib
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from sightlens.errors import SelectorError
@@ -14,7 +15,7 @@ from sightlens.layout.words import WORDS
 
 Reshaping = Literal["dilate", "erode", "ring"]
 RESHAPINGS: tuple[str, ...] = get_args(Reshaping)
-FUNCTIONS = ("random", "translate", "register")
+FUNCTIONS = ("random", "translate", "register", "top")
 MOST_NESTED = 100  # finding, printing and hashing a selector recurse into it
 
 
@@ -163,8 +164,7 @@ class Random(Selector):
         if parts := [part for part in (self.size, self.pool) if isinstance(part, Selector)]:
             self._nest(*parts)
         _check_seed(self.seed)
-        if (isinstance(self.size, int) and self.size < 0) or (isinstance(self.size, float) and not 0 < self.size < 1):
-            raise SelectorError("a count of 0 or more, or a share between 0 and 1", str(self.size), "Write 12 or 0.08.")
+        _check_size(self.size)
 
     def __str__(self) -> str:
         """Print as a function call."""
@@ -209,6 +209,36 @@ class Register(Selector):
         return f"register({self.deviations!r})"
 
 
+@dataclass(frozen=True)
+class Top(Selector):
+    """The visual tokens with the highest scores of those that the layout was given; ties go to the earlier position.
+
+    ``size`` is a number, a share of the visual tokens between 0 and 1, or a selector that has as many tokens.
+    Source: the integrated-gradients selector of Schaumlöffel et al. 2026 (arXiv 2605.19792).
+    """
+
+    size: int | float | Selector
+
+    def __post_init__(self) -> None:
+        """Refuse a size out of range, and to nest too deep."""
+        if isinstance(self.size, Selector):
+            self._nest(self.size)
+        _check_size(self.size)
+
+    def __str__(self) -> str:
+        """Print as a function call."""
+        return f"top({self.size})"
+
+
+def walk(selector: Selector) -> Iterator[Selector]:
+    """Yield a selector and all those inside it."""
+    yield selector
+    for field in fields(selector):  # type: ignore[arg-type]  # every selector is a dataclass
+        inner = getattr(selector, field.name)
+        if isinstance(inner, Selector):
+            yield from walk(inner)
+
+
 def unknown_name(name: str) -> SelectorError:
     """Return the error for a word or function that does not exist, with the nearest one that does."""
     known = [*WORDS, *FUNCTIONS]
@@ -229,6 +259,11 @@ def _within(selector: Selector, binding: int) -> str:
 
 def _joined(*arguments: object) -> str:
     return ", ".join(str(argument) for argument in arguments if argument is not None)
+
+
+def _check_size(size: int | float | Selector) -> None:
+    if (isinstance(size, int) and size < 0) or (isinstance(size, float) and not 0 < size < 1):
+        raise SelectorError("a count of 0 or more, or a share between 0 and 1", str(size), "Write 12 or 0.08.")
 
 
 def _check_seed(seed: int) -> None:

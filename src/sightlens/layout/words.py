@@ -31,6 +31,8 @@ class Bound:
     """The positions of each bound object."""
     norms: Float[np.ndarray, " token"] | None = None
     """The norm of each visual token, by position."""
+    scores: Float[np.ndarray, " token"] | None = None
+    """A score of each visual token, by position."""
 
 
 @dataclass(frozen=True, eq=False)
