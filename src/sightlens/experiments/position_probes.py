@@ -10,21 +10,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from sightlens.engine import read_states
-from sightlens.errors import StudyError, listing
-from sightlens.families import ImageOptions, Prompt
-from sightlens.families.sites import Site
+from sightlens.errors import StudyError
+from sightlens.experiments.site_tokens import crops, site_tokens
+from sightlens.families import ImageOptions
 from sightlens.layout import ViewKind
-from sightlens.model import Cache, HookedVLM
+from sightlens.model import HookedVLM
 from sightlens.model.hooking import find_addresses
-from sightlens.probes import PositionProbes, ProbeBatch, ProbeReport, ProbeSettings, ProbeShape, SiteTokens, held_out
+from sightlens.probes import PositionProbes, ProbeBatch, ProbeReport, ProbeSettings, ProbeShape, held_out
 from sightlens.stimuli import Stimulus
 
+Grid = tuple[int, int]
 SITES = ("vision_encoder.encoder_layers.*.hook_resid_post", "vision_projector.hook_out", "blocks.*.hook_resid_post")
 
 
@@ -140,10 +139,11 @@ def _split(images: Iterable[Stimulus], settings: ProbeSettings) -> dict[str, int
 
 def _fit(model: HookedVLM, images: Iterable[Stimulus], viewing: Viewing, settings: ProbeSettings) -> PositionProbes:
     names = tuple(dict.fromkeys(address.name for address in find_addresses(model.sites, list(viewing.sites))))
+    grids = _largest(model, images, viewing)
     probes: PositionProbes | None = None
     for _ in range(settings.epochs):
         for batch in _batches(model, _side(images, settings, test=False), viewing, names):
-            probes = probes or PositionProbes(_shapes(batch), settings, device=model.device)
+            probes = probes or PositionProbes(_shapes(model, batch, grids), settings, device=model.device)
             probes.learn(batch)
     if probes is None:
         raise StudyError(f"images with a {viewing.view} view", "none", 'Probe view="global".')
@@ -156,10 +156,29 @@ def _side(images: Iterable[Stimulus], settings: ProbeSettings, *, test: bool) ->
     return (stimulus for stimulus in images if held_out(stimulus.id, settings) == test)
 
 
-def _shapes(batch: ProbeBatch) -> dict[str, ProbeShape]:
+def _largest(model: HookedVLM, images: Iterable[Stimulus], viewing: Viewing) -> tuple[Grid, Grid]:
+    """Return the largest grids of patches and of visual tokens; where pictures decide, all are prepared once to see."""
+    fixed = model.processing.grid
+    if fixed.count and viewing.view == "global":
+        return (fixed.rows * fixed.merge, fixed.columns * fixed.merge), (fixed.rows, fixed.columns)
+    patches, tokens = (0, 0), (0, 0)
+    for stimulus in images:
+        layout = model.prepare(stimulus.image, viewing.question, options=viewing.options).layout
+        sizes = [(crop.rows, crop.columns) for crop in crops(layout) if crop.kind == viewing.view]
+        patches = _larger([patches, *sizes])
+        tokens = _larger([tokens, *(view.grid for view in layout.views if view.kind == viewing.view)])
+    return patches, tokens
+
+
+def _larger(grids: list[Grid]) -> Grid:
+    return max(rows for rows, _ in grids), max(columns for _, columns in grids)
+
+
+def _shapes(model: HookedVLM, batch: ProbeBatch, grids: tuple[Grid, Grid]) -> dict[str, ProbeShape]:
+    patches, tokens = grids
     return {
-        site: ProbeShape(tokens.states.shape[1], int(tokens.rows.max()) + 1, int(tokens.columns.max()) + 1)
-        for site, tokens in batch.sites.items()
+        site: ProbeShape(found.states.shape[1], *(patches if "patch" in model.hook_dict[site].site.dims else tokens))
+        for site, found in batch.sites.items()
     }
 
 
@@ -173,52 +192,3 @@ def _batches(model: HookedVLM, images: Iterator[Stimulus], viewing: Viewing, nam
         cache = read_states(model, prompt, names)
         ids = tuple(stimulus.id for stimulus in group)
         yield ProbeBatch(ids, {name: site_tokens(cache, name, prompt, view=viewing.view) for name in names})
-
-
-def site_tokens(cache: Cache, name: str, prompt: Prompt, *, view: ViewKind) -> SiteTokens:
-    """Return a site's activations of the visual tokens (or patches) in views of one kind, with their places.
-
-    Patches of the tower come in raster order behind its class token, which is left out.
-
-    Raises:
-        StudyError: at a site that has neither positions nor visual tokens nor patches.
-    """
-    site, value = cache.sites[name], cache[name]
-    tables = [layout.visual_tokens() for layout in prompt.layouts]
-    if "patch" in site.dims:
-        return _patches(value, prompt, view)
-    kinds = [np.array([one.kind == view for one in layout.views])[t["view"]] for layout, t in zip(prompt.layouts, tables, strict=True)]
-    owners = np.concatenate([np.full(len(table), k) for k, table in enumerate(tables)])
-    rows, columns = (np.concatenate([table[axis] for table in tables]) for axis in ("row", "column"))
-    flat = _visual(value, site, [table["position"] for table in tables])
-    states = flat.flatten(1) if flat.ndim > 2 else flat
-    tokens = SiteTokens(states, torch.as_tensor(rows), torch.as_tensor(columns), torch.as_tensor(owners))
-    return tokens.keep(torch.as_tensor(np.concatenate(kinds)))
-
-
-def _visual(value: Tensor, site: Site, positions: list[np.ndarray]) -> Tensor:
-    """Return the activations of all visual tokens of a batch, example by example, by position."""
-    if "token" in site.dims:
-        if len(flat := value if site.dims[0] == "token" else value.flatten(0, 1)) != sum(map(len, positions)):
-            got = f"{len(flat)} activations at {site.name} for {sum(map(len, positions))} visual tokens"
-            raise StudyError("one activation per visual token", got, "Probe hook_merged_embed or a residual stream.")
-        return flat
-    if "position" not in site.dims:
-        raise StudyError("a site with positions, visual tokens or patches", f"{site.name} {list(site.dims)}", "Probe a residual stream.")
-    return torch.cat([value[example, torch.tensor(where, device=value.device)] for example, where in enumerate(positions)])
-
-
-def _patches(value: Tensor, prompt: Prompt, view: ViewKind) -> SiteTokens:
-    views = [(example, one) for example, layout in enumerate(prompt.layouts) for one in layout.views]
-    sizes = {(one.grid[0] * one.merge, one.grid[1] * one.merge) for _, one in views}
-    if len(sizes) > 1:
-        raise StudyError("views of one size", listing([str(size) for size in sorted(sizes)]), "Probe images of one size together.")
-    rows, columns = sizes.pop()
-    if value.ndim != 3 or len(value) != len(views) or value.shape[1] < rows * columns:
-        got = f"{list(value.shape)} for {len(views)} views of {rows} × {columns} patches"
-        raise StudyError("a tower that encodes each view by itself", got, "Probe the language model's sites of this family.")
-    chosen = [index for index, (_, one) in enumerate(views) if one.kind == view]
-    grids = value[chosen, value.shape[1] - rows * columns :].unflatten(1, (rows, columns))
-    tokens = SiteTokens.of_grids(grids)
-    owners = torch.tensor([views[index][0] for index in chosen])[tokens.owners]
-    return SiteTokens(tokens.states, tokens.rows, tokens.columns, owners)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import numpy as np
@@ -64,6 +64,11 @@ class SiteTokens:
         images, rows, columns, _ = states.shape
         owners, row, column = torch.meshgrid(*(torch.arange(size) for size in (images, rows, columns)), indexing="ij")
         return cls(states.flatten(0, 2), row.flatten(), column.flatten(), owners.flatten())
+
+    @classmethod
+    def join(cls, parts: Sequence[SiteTokens]) -> SiteTokens:
+        """Put some, at least one, behind each other."""
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     def keep(self, chosen: Bool[Tensor, " token"]) -> SiteTokens:
         """Return the chosen tokens."""
