@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +14,7 @@ from PIL import Image
 from tests.conftest import hooked, picture
 from tests.tiny import VARIANTS
 
-from sightlens.errors import StudyError
+from sightlens.errors import StoreError, StudyError
 from sightlens.experiments import Viewing, position_probes, untrained
 from sightlens.experiments.position_probes import SITES
 from sightlens.experiments.site_tokens import site_tokens
@@ -21,6 +22,7 @@ from sightlens.model import HookedVLM
 from sightlens.probes import ProbeSettings, load_probes
 from sightlens.stimuli import Stimulus, shapes
 
+module = importlib.import_module("sightlens.experiments.position_probes")  # the function of that name hides it
 QUESTION = "what is the image ?"
 LAYERS, MERGED = "vision_encoder.encoder_layers.", "hook_merged_embed"
 RESIDUAL, PROJECTOR, EMBEDDED = "blocks.1.hook_resid_post", "vision_projector.hook_out", "vision_encoder.embeddings.hook_out"
@@ -178,6 +180,38 @@ def test_probes_of_a_shipped_model_beat_their_controls(name, tmp_path):
     assert outcome.reports["trained"][sites[-1]].accuracy_map().shape == (rows, columns)
     assert list(load_probes(tmp_path / "untrained.safetensors").shapes) == sites
     assert json.loads((tmp_path / "outcome.json").read_text())["provenance"]["images"]["train"] > 12
+    again = position_probes(model, scenes, viewing=Viewing(question="how many objects ?"), settings=settings, store=tmp_path)
+    assert again.to_json() == outcome.to_json()
+    for changed in (replace(settings, epochs=5), replace(settings, seed=1)):
+        with pytest.raises(StoreError, match=r"settings|seed"):
+            position_probes(model, scenes, viewing=Viewing(question="how many objects ?"), settings=changed, store=tmp_path)
+
+
+def test_stopped_probes_go_on_with_the_model_that_is_missing(model, tmp_path, monkeypatch):
+    images = [Stimulus(f"{k}", Image.fromarray(picture(32, 32, k))) for k in range(12)]
+    viewing, settings = Viewing(question=QUESTION), ProbeSettings(epochs=1, test_share=0.3)
+    whole, seen, fit = position_probes(model, images, viewing=viewing, settings=settings), [], module._fit
+
+    def counted(subject, *rest):
+        if len(seen) == 1 and not again:
+            raise KeyboardInterrupt
+        seen.append(subject.name)
+        return fit(subject, *rest)
+
+    again = False
+    monkeypatch.setattr(module, "_fit", counted)
+    with pytest.raises(KeyboardInterrupt):
+        position_probes(model, images, viewing=viewing, settings=settings, store=tmp_path)
+    again = True
+    outcome = position_probes(model, images, viewing=viewing, settings=settings, store=tmp_path)
+    assert seen == [model.name, f"{model.name} (untrained)"]
+    assert outcome.to_json() == whole.to_json()
+    with pytest.raises(StoreError, match="images"):
+        position_probes(model, images[1:], viewing=viewing, settings=settings, store=tmp_path)
+    with torch.no_grad():
+        model.hf.lm_head.weight[0, 0] += 1
+    with pytest.raises(StoreError, match="content_hash"):
+        position_probes(model, images, viewing=viewing, settings=settings, store=tmp_path)
 
 
 @torch.no_grad()

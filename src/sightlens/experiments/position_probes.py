@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -15,13 +16,16 @@ import torch
 
 from sightlens.engine import read_states
 from sightlens.errors import StudyError
+from sightlens.experiments.probe_records import STUDY, records_of, reports_of
 from sightlens.experiments.site_tokens import crops, site_tokens
+from sightlens.experiments.study import provenance_of
 from sightlens.families import ImageOptions
 from sightlens.layout import ViewKind
 from sightlens.model import HookedVLM
 from sightlens.model.hooking import find_addresses
 from sightlens.probes import PositionProbes, ProbeBatch, ProbeReport, ProbeSettings, ProbeShape, held_out
 from sightlens.stimuli import Stimulus
+from sightlens.store import Manifest, open_store
 
 Grid = tuple[int, int]
 SITES = ("vision_encoder.encoder_layers.*.hook_resid_post", "vision_projector.hook_out", "blocks.*.hook_resid_post")
@@ -97,27 +101,36 @@ def position_probes(
         images: that can be iterated again and again, such as `sightlens.stimuli.folder_images`; ids decide the split.
         viewing: sites, view and batch size.
         settings: of the probes.
-        store: a folder for the trained probes (``trained.safetensors``, ``untrained.safetensors``) and ``outcome.json``.
+        store: a folder of the counts, of the trained probes (``trained.safetensors``, ``untrained.safetensors``) and
+            ``outcome.json``; a model that was probed there, trained or untrained, is not probed again.
 
     Raises:
         StudyError: when the images can be iterated only once, no image has the view, or a side of the split is empty.
+        StoreError: when the folder belongs to another model, other images or settings.
     """
     view, chosen = viewing or Viewing(), settings or ProbeSettings()
     if iter(images) is images:
         raise StudyError("images that can be iterated again", "an iterator", "Give a list, or stimuli.folder_images(path).")
     split = _split(images, chosen)
-    reports = {}
-    for name, subject in (("trained", model), ("untrained", untrained(model, seed=chosen.seed))):
-        probes = _fit(subject, images, view, chosen)
-        reports[name] = probes.reports()
-        if store is not None:
-            Path(store).mkdir(parents=True, exist_ok=True)
-            probes.save(Path(store) / f"{name}.safetensors")
-    about = {"model": model.name, "view": view.view, "settings": asdict(chosen), "images": split, "attention": model.attention}
-    outcome = ProbeOutcome(reports, about)
+    about = {"model": model.name, "viewing": asdict(view), "settings": asdict(chosen), "images": split, "attention": model.attention}
+    first = model.prepare(next(iter(images)).image, view.question, options=view.options).layout
+    provenance = provenance_of(model, seed=chosen.seed, layout_hash=first.hash)
+    with open_store(store, Manifest.of(STUDY, about, provenance=provenance)) as records:
+        for name, subject in SUBJECTS.items():
+            if reports_of(records.read(), name):
+                continue
+            probes = _fit(subject(model, seed=chosen.seed), images, view, chosen)
+            if store is not None:
+                probes.save(Path(store) / f"{name}.safetensors")
+            records.append(records_of(probes.reports(), name, provenance))
+        outcome = ProbeOutcome({name: reports_of(records.read(), name) for name in SUBJECTS}, about)
     if store is not None:
         (Path(store) / "outcome.json").write_text(outcome.to_json(), encoding="utf-8")
     return outcome
+
+
+def _itself(model: HookedVLM, *, seed: int) -> HookedVLM:
+    return model
 
 
 def untrained(model: HookedVLM, *, seed: int = 0) -> HookedVLM:
@@ -129,12 +142,21 @@ def untrained(model: HookedVLM, *, seed: int = 0) -> HookedVLM:
     return HookedVLM(hf, model.processing, name=f"{model.name} (untrained)", box_format=model.box_format)
 
 
-def _split(images: Iterable[Stimulus], settings: ProbeSettings) -> dict[str, int]:
-    sides = [held_out(stimulus.id, settings) for stimulus in images]
-    counts = {"train": sides.count(False), "test": sides.count(True)}
-    if min(counts.values()) == 0:
-        raise StudyError("images on both sides of the split", str(counts), "Give more images, or another test_share.")
-    return counts
+SUBJECTS: Mapping[str, Callable[..., HookedVLM]] = {"trained": _itself, "untrained": untrained}
+
+
+def _split(images: Iterable[Stimulus], settings: ProbeSettings) -> dict[str, int | str]:
+    """Count the images of each side, and say by a hash of ids and sizes which they are."""
+    sides, digest = [], hashlib.sha256()
+    for stimulus in images:
+        sides.append(held_out(stimulus.id, settings))
+        digest.update(repr((stimulus.id, stimulus.size)).encode())
+    train, test = sides.count(False), sides.count(True)
+    if not train or not test:
+        raise StudyError(
+            "images on both sides of the split", f"{train} for training, {test} for testing", "Give more images, or another test_share."
+        )
+    return {"train": train, "test": test, "digest": digest.hexdigest()[:16]}
 
 
 def _fit(model: HookedVLM, images: Iterable[Stimulus], viewing: Viewing, settings: ProbeSettings) -> PositionProbes:

@@ -134,7 +134,7 @@ class Study:
         _check_cells(cells)
         norms = needs_norms(one for cell in cells for one in cell.interventions)
         engine, batches = Engine(model, memory=memory), Batches(model, self, batch_size=batch_size, norms=norms)
-        provenance = self._provenance(model, batches)
+        provenance = provenance_of(model, seed=self.seed, layout_hash=batches.layout_hash)
         with open_store(store, Manifest.of(self.name, self._definition(cells, model), provenance=provenance)) as records:
             done = {cell: frozenset(examples) for cell, examples in records.done().items()}
             with _bar(self.name, len(cells) * len(self.trials), shown=progress) as advance:
@@ -200,18 +200,20 @@ class Study:
         donors = {name: donor_digest(model.donors[name]) for name in named if name in model.donors}
         return {"cells": plain, "trials": [trial.digest for trial in self.trials], "measure": self.measure.describe(), "donors": donors}
 
-    def _provenance(self, model: HookedVLM, batches: Batches) -> Provenance:
-        return Provenance(
-            model_id=model.name,
-            content_hash=fingerprint(model.hf),
-            dtype=str(model.hf.dtype).removeprefix("torch."),
-            attention=model.attention,
-            seed=self.seed,
-            layout_hash=batches.layout_hash,
-            device=str(model.device),
-            sightlens=version("sightlens"),
-            versions=tuple(sorted(library_versions().items())),
-        )
+
+def provenance_of(model: HookedVLM, *, seed: int, layout_hash: str) -> Provenance:
+    """Return where the numbers of a run come from."""
+    return Provenance(
+        model_id=model.name,
+        content_hash=fingerprint(model.hf),
+        dtype=str(model.hf.dtype).removeprefix("torch."),
+        attention=model.attention,
+        seed=seed,
+        layout_hash=layout_hash,
+        device=str(model.device),
+        sightlens=version("sightlens"),
+        versions=tuple(sorted(library_versions().items())),
+    )
 
 
 def _check_cells(cells: Sequence[Cell]) -> None:
