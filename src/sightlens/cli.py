@@ -20,10 +20,12 @@ from rich.markup import escape
 from sightlens.errors import SightLensError, StudyError, one_line
 from sightlens.experiments.config import read_plan
 from sightlens.experiments.demo import demo_report, run_demo
-from sightlens.experiments.reproduce import Reproduction, coco_pairs, drawn_pairs
+from sightlens.experiments.paper_data import drawn_pairs, photo_pairs
+from sightlens.experiments.reproduce import Reproduction
 from sightlens.families import ImageOptions
 from sightlens.model import HookedVLM, hook_contract, verify_layout
 from sightlens.render import draw_layout
+from sightlens.stimuli import folder_images
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="TransformerLens for vision-language models.", pretty_exceptions_enable=False
@@ -99,19 +101,29 @@ def run(config: Annotated[Path, typer.Argument(help="A TOML file; CONTRIBUTING.m
 def reproduce(
     paper: Annotated[str, typer.Argument(help="p5: “Mechanisms of Object Localization in VLMs” (arXiv 2605.19792).")],
     model: Model = "sightlens/tiny-llava",
-    data: Annotated[Optional[Path], typer.Option(help="COCO's folder; drawn scenes without it.")] = None,  # noqa: UP045
-    trials: Annotated[int, typer.Option(min=1, help="Pairs of pictures.")] = 40,
+    data: Annotated[Optional[Path], typer.Option(help="COCO's or VOC's folder; drawn scenes without it.")] = None,  # noqa: UP045
+    images: Annotated[Optional[Path], typer.Option(help="Folder of pictures for position probes, such as ImageNet's.")] = None,  # noqa: UP045
+    trials: Annotated[int, typer.Option(min=1, help="Pairs of pictures; the model's answers decide which are kept of photographs.")] = 40,
     store: Annotated[Path, typer.Option(help="Folder of the results; a stopped run goes on there.")] = Path("sightlens-p5"),
 ) -> None:
     """Run a paper's experiments in order, and print each table beside the published numbers."""
     if paper != "p5":
         raise StudyError("p5", repr(paper), "It is the only paper so far.")
     vlm = _load(model)
-    pairs = drawn_pairs(trials) if data is None else coco_pairs(data, trials, cache=store / "pairs")
-    for section in Reproduction(store, progress=console.is_terminal).run(vlm, pairs):
+    probed = None if images is None else folder_images(images)
+    if data is None:
+        pairs = drawn_pairs(trials)
+    else:
+        chosen = photo_pairs(data, vlm, count=trials, cache=store / "pairs")
+        console.print(f"{chosen}", markup=False, soft_wrap=True)
+        pairs = chosen.pairs
+    for section in Reproduction(store, progress=console.is_terminal, probed=probed).run(vlm, pairs):
         for title, table in (("measured", section.measured), ("published", section.published)):
             console.print(f"\n[bold]{section.name}: {title}[/bold]")
-            console.print(table.to_string(index=False, float_format="{:.3g}".format), markup=False, soft_wrap=True)
+            if title == "measured" and section.note:
+                console.print(section.note, markup=False, soft_wrap=True)
+            if len(table):
+                console.print(table.to_string(index=False, float_format="{:.3g}".format), markup=False, soft_wrap=True)
 
 
 @app.command()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from PIL import Image
 from tests.conftest import hooked, picture
 from tests.tiny import VARIANTS
 
-from sightlens.errors import InterventionError, StudyError
+from sightlens.errors import InterventionError, StoreError, StudyError
 from sightlens.experiments import (
     AnswerLikelihood,
     Cell,
@@ -22,6 +24,7 @@ from sightlens.experiments import (
     pair_trials,
     register_tokens,
     score_trials,
+    scored_trials,
 )
 from sightlens.interventions import Ablate
 from sightlens.model import HookedVLM
@@ -128,7 +131,7 @@ def test_a_study_intervenes_on_register_and_on_scored_tokens_whatever_the_batch(
         mask = np.zeros(size, dtype=bool)
         mask[4:20, 4:20] = True
         asked.append(Trial(f"{k}", Image.fromarray(picture(*size, seed=k)), question, mask))
-    asked = score_trials(model, asked, settings=Integration(steps=2, baseline="zero"))
+    asked = score_trials(model, asked, settings=Integration(steps=2, baseline="zero")).trials
     chosen = {"register": "register(0.5)", "integrated_gradients": "top(object)"}
     study = ablate_tokens(asked, paddings=(), others=chosen, value="zero").measured_by(AnswerLikelihood())
     assert [cell.coordinates["condition"] for cell in study.cells] == ["none", *chosen]
@@ -149,3 +152,25 @@ def test_a_study_intervenes_on_register_and_on_scored_tokens_whatever_the_batch(
             by_hand = float(logits[0, -2].log_softmax(-1)[taught.tensors["input_ids"][0, -1]])
             assert record.values["logprob"][k] == pytest.approx(by_hand, abs=1e-4), record.coordinates
     assert len({record.values["logprob"] for record in both.records}) == 3
+
+
+def test_scores_are_kept_and_belong_to_their_model(model, tmp_path, monkeypatch):
+    asked, settings = (trial(), replace(trial(), id="two")), Integration(steps=2, baseline="zero")
+    first = score_trials(model, asked[:1], settings=settings).trials[0].scores
+    whole = score_trials(model, asked, settings=settings, store=tmp_path)
+    assert (whole.trials[0].scores, whole.trials[1].scores) == (first, first)
+    assert whole.result.records[0].values["relative_gap"][0] == integrated_gradients(model, asked[0], settings=settings).relative_gap
+
+    def never(*args, **kwargs):
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(scored_trials, "integrated_gradients", never)
+    again = score_trials(model, asked, settings=settings, store=tmp_path)
+    assert [one.scores for one in again.trials] == [one.scores for one in whole.trials]
+    for trials, changed in ((asked[:1], settings), (asked, Integration(steps=3, baseline="zero"))):
+        with pytest.raises(StoreError, match=r"trials|settings"):
+            score_trials(model, trials, settings=changed, store=tmp_path)
+    with torch.no_grad():
+        model.hf.lm_head.weight[0, 0] += 1
+    with pytest.raises(StoreError, match="content_hash"):
+        score_trials(model, asked, settings=settings, store=tmp_path)

@@ -9,6 +9,9 @@ import pytest
 from sightlens import cli
 from sightlens.store import read_store
 
+SECTIONS = ["baseline", "token_share", "ablate_tokens", "containerize", "shuffle", "ablate_views", "position_probes"]
+SECTIONS += ["knockout_windows", "mediation", "head_overlap", "ablate_heads"]
+
 
 def call(monkeypatch, *arguments: object) -> int:
     monkeypatch.setattr(sys, "argv", ["sightlens", *map(str, arguments)])
@@ -21,13 +24,11 @@ def test_all_tables_are_printed_in_order_and_again_from_the_store(monkeypatch, c
     arguments = ("reproduce", "p5", "--trials", 2, "--store", tmp_path)
     assert call(monkeypatch, *arguments) == 0
     first = capsys.readouterr().out
-    names = ("ablate_tokens", "containerize", "shuffle", "knockout_windows", "mediation", "ablate_heads")
-    places = [first.index(f"{name}: {kind}") for name in names for kind in ("measured", "published")]
+    places = [first.index(f"\n{name}: {kind}") for name in SECTIONS for kind in ("measured", "published")]
     assert places == sorted(places)
-    assert "near_zero" in first
-    assert "llava-13b" in first
-    sizes = {name: len(read_store(tmp_path / name).records) for name in names}
-    assert sizes["containerize"] == 21
+    for words in ("near_zero", "llava-13b", "integrated_gradients", "cannot do the list task", "cuts none of the pictures", "24 heads"):
+        assert words in first
+    assert len(read_store(tmp_path / "containerize").records) == 1 + 2 * 2 * 10
     parts = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     assert call(monkeypatch, *arguments) == 0
     assert capsys.readouterr().out == first

@@ -146,9 +146,9 @@ def test_recipes_have_the_cells_of_the_paper():
     assert layer_windows(6, width=4, stride=4) == ((0, 1, 2, 3), (4, 5))
     assert layer_windows(5, width=2, stride=1) == ((0, 1), (1, 2), (2, 3), (3, 4))
     cells = knockout_windows(asked, width=2).cells.expand(5)
-    assert [cell.coordinates["layers"] for cell in cells] == ["none", *["0–1", "2–3", "4–4", "all"] * 2]
+    assert [cell.coordinates["layers"] for cell in cells] == ["none", *["0–1", "2–3", "4–4", "all"] * 3]
     assert cells[-1].interventions[0].layers == (0, 1, 2, 3, 4)
-    assert {cell.coordinates["keys"] for cell in cells} == {"none", "object", "random(object, 0)"}
+    assert {cell.coordinates["keys"] for cell in cells} == {"none", "object", "random(object, 0)", "translate(object, 0)"}
     effects = token_effects(asked[0], positions=[3, 4])
     assert [str(cell.interventions[0].at) for cell in effects.cells[1:]] == ["position[3]", "position[4]"]
 

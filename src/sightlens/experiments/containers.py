@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import pandas as pd
@@ -14,6 +14,7 @@ from sightlens.experiments.measures import CellTrials, Measure, Measured
 from sightlens.experiments.outcome import Outcome
 from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial
+from sightlens.experiments.views import TOKENS
 from sightlens.families import Prompt
 from sightlens.interventions import Containerize
 from sightlens.layout import Layout, ViewKind
@@ -38,7 +39,7 @@ class GrownTruth(Measure):
     kind: ClassVar[str] = "grown_truth"
     metrics: ClassVar[tuple[str, ...]] = tuple(f"{name}{suffix}" for name in ("iou", "loc") for suffix in EXPANSIONS)
 
-    max_new_tokens: int = 16
+    max_new_tokens: int = 64
     loc: LocMetric = field(default_factory=LocMetric)
     unit: ViewKind = "global"
 
@@ -70,6 +71,8 @@ def containerize_objects(
 ) -> Study:
     """Fill a ring around the object with copies of its tokens; when the box follows, it fits the grown truth better.
 
+    The control, ``tokens`` "translated", does the same around the object's shape elsewhere in the picture.
+
     Schaumlöffel et al. 2026 (arXiv 2605.19792), containerization. `container_matrix` shows the outcome as the paper does.
 
     Args:
@@ -86,13 +89,22 @@ def containerize_objects(
         raise StudyError("at least one seed", f"{seeds}", "The paper draws ten.")
     cells = []
     for padding in paddings:
-        draws = [(Containerize("object", padding, seed),) for seed in range(seeds)] if padding else [()]
-        cells += [Cell({"padding": padding, "seed": seed}, do) for seed, do in enumerate(draws)]
-    axes = Axes(x="padding", repeats="seed")
+        if not padding:
+            cells.append(Cell({"padding": 0, "tokens": "none", "seed": 0}))
+            continue
+        for tokens, where in TOKENS.items():
+            for seed in range(seeds):
+                do = (Containerize(where.format(seed=seed), padding, seed),)
+                cells.append(Cell({"padding": padding, "tokens": tokens, "seed": seed}, do))
+    axes = Axes(x="padding", group="tokens", repeats="seed")
     return Study("containerize_objects", tuple(cells), asked, GrownTruth(unit=unit), axes=axes)
 
 
-def container_matrix(outcome: Outcome, *, metric: Literal["iou", "loc"] = "loc") -> pd.DataFrame:
+def container_matrix(
+    outcome: Outcome, *, metric: Literal["iou", "loc"] = "loc", tokens: Literal["object", "translated"] = "object"
+) -> pd.DataFrame:
     """Return a mean of `containerize_objects` by the ring's width (rows) and the true box's growth (columns), in cells."""
-    columns = {cells: outcome.table(f"{metric}{suffix}").set_index("padding")["mean"] for suffix, cells in EXPANSIONS.items()}
+    places = outcome.where({"tokens": ["none", tokens]})
+    chosen = replace(outcome, records=places.records)
+    columns = {cells: chosen.table(f"{metric}{suffix}").set_index("padding")["mean"] for suffix, cells in EXPANSIONS.items()}
     return pd.DataFrame(columns).rename_axis(columns="truth_padding")

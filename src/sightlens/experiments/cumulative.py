@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
+import pandas as pd
+from jaxtyping import Float
 
 from sightlens.errors import StudyError
 from sightlens.experiments.outcome import Outcome
 from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial
 from sightlens.interventions import AblateHeads
-from sightlens.metrics import Curve
+from sightlens.metrics import Curve, bootstrap_statistic, nauc
 
 Head = tuple[int, int]
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
@@ -79,6 +82,30 @@ def head_curves(outcome: Outcome, *, metric: str) -> dict[str, Curve]:
         str(name): Curve.of([0.0, *group["share"]], [untouched, *group["mean"]])
         for name, group in rest.sort_values("share").groupby("order", sort=False)
     }
+
+
+def nauc_table(outcome: Outcome, *, metric: str) -> pd.DataFrame:
+    """Return each order's relative area with its 95 % bootstrap interval over examples, and the grid of shares it was taken on.
+
+    Raises:
+        MetricError: when the untouched model scores 0, so that there is no relative area.
+    """
+    curves, merged = head_curves(outcome, metric=metric), outcome.average("seed")
+    untouched = merged.where({"order": "none"}).records[0]
+    rows = []
+    for name, curve in curves.items():
+        points = sorted(merged.where({"order": name}).records, key=lambda record: float(record.coordinates["share"]))
+        values = np.array([record.values[metric] for record in (untouched, *points)]).T
+        found = bootstrap_statistic(values, partial(_area, np.array(curve.x)))
+        grid = ", ".join(f"{x:.3g}" for x in curve.x)
+        rows.append(
+            {"order": name, "nauc": curve.nauc, "low": float(found.low), "high": float(found.high), "n": int(found.n), "grid": grid}
+        )
+    return pd.DataFrame(rows)
+
+
+def _area(x: Float[np.ndarray, " point"], y: Float[np.ndarray, " point"]) -> float:
+    return nauc(x, y) if y[0] else float("nan")  # a draw of examples that the untouched model all fails
 
 
 def _count(orders: Mapping[str, Sequence[Head]]) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -113,15 +113,6 @@ def integrated_gradients(model: HookedVLM, trial: Trial, *, settings: Integratio
     scores = channels.abs().sum(-1) if chosen.channels == "abs_then_sum" else channels.sum(-1).abs()
     gap = float(channels.sum()) - (value - reference)
     return Attribution(scores.cpu().numpy(), positions.astype(np.int64), bare.layout, value, reference, gap)
-
-
-def score_trials(model: HookedVLM, trials: Sequence[Trial], *, settings: Integration | None = None) -> tuple[Trial, ...]:
-    """Return the trials with their integrated gradients as scores, so that a study can intervene at ``top(object)``.
-
-    Raises:
-        ExtraError, InterventionError: as `integrated_gradients`.
-    """
-    return tuple(replace(trial, scores=tuple(integrated_gradients(model, trial, settings=settings).scores.tolist())) for trial in trials)
 
 
 def register_tokens(model: HookedVLM, prompt: Prompt, *, deviations: float = 2.0) -> tuple[TokenSet, ...]:

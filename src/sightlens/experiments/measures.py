@@ -79,7 +79,7 @@ class GeneratedAnswer(Measure):
     kind: ClassVar[str] = "generated"
     metrics: ClassVar[tuple[str, ...]] = ("iou", "loc", "correct")
 
-    max_new_tokens: int = 16
+    max_new_tokens: int = 64
     loc: LocMetric = field(default_factory=LocMetric)
     match: Match = "substring"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Set
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from sightlens.errors import StudyError, listing
 from sightlens.render import Labels, Plot, plot_bars, plot_curves
-from sightlens.store import Result
+from sightlens.store import Record, Result
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,20 @@ class Outcome(Result):
         draw = plot_bars if table[self.x].nunique() <= 8 else plot_curves
         return draw(table, x=self.x, group=self.group, labels=Labels(title=title, x=self.x, y=chosen))
 
+    def restrict(self, examples: Collection[str]) -> Outcome:
+        """Return the outcome of some of the examples alone."""
+        wanted = set(examples)
+        return replace(self, records=tuple(_only(record, wanted) for record in self.records))
+
     def table(self, metric: str) -> pd.DataFrame:
         """Return mean, interval and count per cell of a metric, repetitions averaged."""
         merged = self.average(self.repeats) if self.repeats is not None else Result(self.records)
         summary = merged.summary()
         return summary.loc[(summary["metric"] == metric) & (summary["n"] > 0)]
+
+
+def _only(record: Record, examples: Set[str]) -> Record:
+    keep = [k for k, example in enumerate(record.examples) if example in examples]
+    values = {name: tuple(numbers[k] for k in keep) for name, numbers in record.values.items()}
+    notes = tuple(record.notes[k] for k in keep) if record.notes else ()
+    return replace(record, examples=tuple(record.examples[k] for k in keep), values=values, notes=notes)

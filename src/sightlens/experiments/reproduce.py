@@ -1,38 +1,57 @@
-"""The experiments of the localization paper in their order, on drawn scenes or COCO, beside the published numbers."""
+"""The experiments of the localization paper in their order, on drawn scenes or photographs, beside the published numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from sightlens.errors import StudyError
+from sightlens.errors import ExtraError, InterventionError, MetricError, StudyError
 from sightlens.experiments.ablation import ablate_tokens
-from sightlens.experiments.containers import container_matrix, containerize_objects
-from sightlens.experiments.cumulative import ablate_cumulatively, head_curves
+from sightlens.experiments.containers import EXPANSIONS, containerize_objects
+from sightlens.experiments.cumulative import ablate_cumulatively, nauc_table
 from sightlens.experiments.mediation import HeadMediation, mediate_heads
 from sightlens.experiments.outcome import Outcome
+from sightlens.experiments.paper_tables import intervals, score_table, sized_table, task_table
+from sightlens.experiments.position_probes import Viewing, position_probes
 from sightlens.experiments.published import published_numbers
+from sightlens.experiments.scored_trials import score_trials
 from sightlens.experiments.shuffles import shuffle_tokens
-from sightlens.experiments.study import Study
+from sightlens.experiments.study import Cell, Study
 from sightlens.experiments.trial import Trial, pair_trials
 from sightlens.experiments.views import ablate_views, split_by_tiles
 from sightlens.experiments.windows import knockout_windows
+from sightlens.interventions.means import load_mean, save_mean
+from sightlens.metrics import topk_overlap
 from sightlens.model import HookedVLM
-from sightlens.stimuli import Pair, PairRecipe, build_pairs, edits, read_coco
+from sightlens.probes import ProbeSettings
+from sightlens.stimuli import Pair, Stimulus, Task, shapes
 
-SEED = 900_001
+MEDIATED: dict[str, Task] = {"cls": "existence", "loc": "localization"}
+"""The paper mediates yes/no questions as its classification task."""
+MOST_MEDIATED = 50
+DRAWN_PROBES = ProbeSettings(epochs=4, learning_rate=1e-2, test_share=0.25)
 
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """One experiment: what was measured, and what the paper reports of its models (on other data, when scenes are drawn)."""
+    """One experiment.
+
+    Attributes:
+        name: of the experiment, as `published_numbers` has it.
+        measured: its table; empty where it cannot be run.
+        published: what the paper reports of its models, on other data when scenes are drawn.
+        note: what to know about the table, such as why it is empty.
+    """
 
     name: str
     measured: pd.DataFrame
     published: pd.DataFrame
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,87 +62,211 @@ class Reproduction:
         store: folder of all results; a stopped run goes on there. None keeps them in memory.
         batch_size: trials at once.
         progress: whether to show progress bars.
+        probed: pictures for the position probes, such as ImageNet's, with the paper's ten epochs; 24 drawn scenes and four
+            epochs when None.
     """
 
     store: Path | None = None
     batch_size: int = 16
     progress: bool = True
+    probed: Iterable[Stimulus] | None = None
 
     def run(self, model: HookedVLM, pairs: Sequence[Pair]) -> Iterator[Section]:
         """Yield the sections in the paper's order, each as soon as it is measured.
 
-        A model without a dataset mean gets one of the clean pictures. View ablation is left out for a model without tiles.
+        A model without a dataset mean gets one of the clean pictures. The list task is left out of the tables for a model that
+        names objects no more often with them than without. Heads are ranked on every other pair and ablated on the rest.
 
         Raises:
             StudyError: without pairs.
-            MetricError: when no pair's answer depends on its object, so that there is nothing to mediate.
         """
         if not pairs:
             raise StudyError("at least one pair", "none", "Ask for more trials, or check the folder.")
-        if "mean" not in model.donors:
-            prompts = [model.prepare(pair.clean.image, "what is this ?") for pair in pairs]
-            model.fit_mean(prompts, source=f"the {len(pairs)} clean pictures of these pairs")
-        trials = pair_trials(pairs)
-        yield self._section("ablate_tokens", model, ablate_tokens(trials))
-        containers = self._outcome(model, containerize_objects(trials), "containerize")
-        yield _beside("containerize", container_matrix(containers).reset_index())
-        yield self._section("shuffle", model, shuffle_tokens(trials))
-        if tiled := split_by_tiles(model, trials)[0]:
-            yield self._section("ablate_views", model, ablate_views(tiled))
-        yield self._section("knockout_windows", model, knockout_windows(trials, width=min(4, model.cfg.n_layers)))
-        yield from self._heads(model, pairs, trials)
+        self._fit_mean(model, pairs)
+        baseline, able = self._baseline(model, pairs)
+        yield baseline
+        trials = tuple(trial for trial in pair_trials(pairs) if able or trial.question.kind != "classification")
+        yield _token_share(model, trials)
+        yield self._ablation(model, trials)
+        yield self._containers(model, trials)
+        shuffled = self._outcome(model, shuffle_tokens(trials), "shuffle")
+        yield _beside("shuffle", sized_table(shuffled, trials))
+        yield self._views(model, trials)
+        yield self._probes(model)
+        yield self._knockout(model, trials)
+        yield from self._heads(model, pairs)
 
-    def _heads(self, model: HookedVLM, pairs: Sequence[Pair], trials: Sequence[Trial]) -> Iterator[Section]:
-        outcome = self._outcome(model, mediate_heads(model, pairs), "mediation")
-        found = HeadMediation.of(outcome)
-        top = [{"layer": layer, "head": head, "fraction": found.average.fraction[layer, head]} for layer, head in found.ranking()[:10]]
-        yield _beside("mediation", pd.DataFrame(top).assign(used=found.average.used, excluded=found.average.excluded))
-        boxes = [trial for trial in trials if trial.question.kind == "localization"]
-        study = ablate_cumulatively(boxes, {"loc": found.ranking(), "near_zero": found.near_zero()})
-        curves = head_curves(self._outcome(model, study, "ablate_heads"), metric="iou")
-        rows = [{"order": name, "nauc": curve.nauc, "grid": ", ".join(f"{x:.3g}" for x in curve.x)} for name, curve in curves.items()]
-        yield _beside("ablate_heads", pd.DataFrame(rows))
+    def _fit_mean(self, model: HookedVLM, pairs: Sequence[Pair]) -> None:
+        """Give the model a mean of the clean pictures if it has none; a stopped run goes on with the one that it stored."""
+        if "mean" in model.donors:
+            return
+        kept = None if self.store is None else self.store / "mean.safetensors"
+        if kept is not None and kept.exists():
+            model.donors["mean"] = load_mean(kept)
+            return
+        pictures = {pair.clean.id: pair.clean.image for pair in pairs}
+        prompts = (model.prepare(picture, "what is this ?") for picture in pictures.values())
+        mean = model.fit_mean(prompts, source=f"the {len(pictures)} clean pictures of these pairs")
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            save_mean(mean, kept)
+
+    def _baseline(self, model: HookedVLM, pairs: Sequence[Pair]) -> tuple[Section, bool]:
+        """Measure each task, and how often the model says an object is there that is not; and whether it can list objects."""
+        asked = pair_trials(pairs)
+        gone = {f"{trial.id} (removed)": trial for trial in asked if trial.question.kind != "localization"}
+        pictures = {trial.id: pair.corrupted.image for pair in pairs for trial in pair_trials([pair])}
+        absent = tuple(Trial(name, pictures[trial.id], trial.question) for name, trial in gone.items())
+        study = Study("baseline", (Cell({"condition": "none"}),), (*asked, *absent))
+        outcome = self._outcome(model, study, "baseline")
+        columns = ["metric", "mean", "low", "high", "n"]
+        present, false = (task_table(outcome, part)[columns] if part else pd.DataFrame() for part in (asked, absent))
+        table = pd.concat([present.assign(object="present"), false.assign(object="removed")], ignore_index=True)
+        published = pd.concat([published_numbers("baseline"), published_numbers("false_positives")], ignore_index=True)
+        if not any(trial.question.kind == "classification" for trial in asked):
+            return Section("baseline", table, published, "No list question was asked."), False
+        hits, falses = (float(part.loc[part["metric"] == "cls", "mean"].iloc[0]) for part in (present, false))
+        able = hits > falses
+        note = f"The model's list names the object in {hits:.0f} % of the pictures with it and {falses:.0f} % of those without."
+        unable = " It cannot do the list task, which is left out of the following tables."
+        return Section("baseline", table, published, note if able else note + unable), able
+
+    def _ablation(self, model: HookedVLM, trials: Sequence[Trial]) -> Section:
+        table = sized_table(self._outcome(model, ablate_tokens(trials), "ablate_tokens"), trials)
+        others, scored, notes = {"register": "register(2.0)"}, tuple(trials), []
+        try:
+            found = score_trials(model, trials, store=self._place("integrated_gradients"))
+            scored, others = found.trials, {**others, "integrated_gradients": "top(object)"}
+            gaps = found.result.records[0].values["relative_gap"]
+            notes.append(f"Integrated gradients: median completeness gap {np.nanmedian(gaps):.1%} of the change.")
+        except (ExtraError, InterventionError) as problem:
+            notes.append(f"Without integrated gradients: {problem}")
+        study = ablate_tokens(scored, paddings=(), others=others)
+        more = sized_table(self._outcome(model, study, "ablate_selected"), scored)
+        table = pd.concat([table, more[more["condition"] != "none"]], ignore_index=True)
+        if (lost := more[(more["condition"] == "register")]["n"]).eq(0).all() and len(lost):
+            notes.append("No picture has a register token.")
+        return _beside("ablate_tokens", table, " ".join(notes))
+
+    def _containers(self, model: HookedVLM, trials: Sequence[Trial]) -> Section:
+        outcome = self._outcome(model, containerize_objects(trials), "containerize")
+        tables = [score_table(outcome, f"loc{suffix}", name="loc").assign(truth_padding=cells) for suffix, cells in EXPANSIONS.items()]
+        return _beside("containerize", pd.concat(tables, ignore_index=True))
+
+    def _views(self, model: HookedVLM, trials: Sequence[Trial]) -> Section:
+        tiled, single = split_by_tiles(model, trials)
+        if not tiled:
+            return _beside("ablate_views", pd.DataFrame(), "This model cuts none of the pictures into tiles.")
+        parts = {"tiled": tiled, "one tile": single}
+        tables = [
+            sized_table(self._outcome(model, ablate_views(part), f"ablate_views-{name.replace(' ', '_')}"), part).assign(pictures=name)
+            for name, part in parts.items()
+            if part
+        ]
+        note = "" if single else "Every picture is cut into tiles."
+        return _beside("ablate_views", pd.concat(tables, ignore_index=True), note)
+
+    def _probes(self, model: HookedVLM) -> Section:
+        images, settings = self.probed, ProbeSettings()
+        if images is None:
+            images, settings = shapes.dataset(24, seed=31), DRAWN_PROBES
+        viewing = Viewing(question="what is in the image ?")
+        found = position_probes(model, images, viewing=viewing, settings=settings, store=self._place("position_probes"))
+        table = found.to_pandas().pivot(index=["order", "site", "axis"], columns="model", values=["accuracy", "control", "chance"])
+        plain = pd.DataFrame(
+            {
+                "accuracy": table["accuracy", "trained"],
+                "shuffled labels": table["control", "trained"],
+                "untrained model": table["accuracy", "untrained"],
+                "chance": table["chance", "trained"],
+            }
+        )
+        best = {axis: found.best(axis=axis).site for axis in ("row", "column", "both")}
+        note = "Most accurate: " + ", ".join(f"{axis} at {site}" for axis, site in best.items()) + "."
+        return _beside("position_probes", plain.reset_index().drop(columns="order"), note)
+
+    def _knockout(self, model: HookedVLM, trials: Sequence[Trial]) -> Section:
+        depth, tables = model.cfg.n_layers, []
+        for width in dict.fromkeys(min(width, depth) for width in (4, 1, 6)):
+            outcome = self._outcome(model, knockout_windows(trials, width=width), f"knockout_windows-{width}")
+            tables.append(task_table(outcome, trials).assign(width=width))
+        return _beside("knockout_windows", pd.concat(tables, ignore_index=True))
+
+    def _heads(self, model: HookedVLM, pairs: Sequence[Pair]) -> Iterator[Section]:
+        ranked, judged = pairs[::2][:MOST_MEDIATED], pairs[1::2] or pairs
+        found: dict[str, HeadMediation] = {}
+        tables, notes = [], []
+        for name, task in MEDIATED.items():
+            outcome = self._outcome(model, mediate_heads(model, ranked, task=task), f"mediation-{name}")
+            try:
+                found[name] = HeadMediation.of(outcome)
+            except MetricError as problem:
+                notes.append(f"{name}: {problem}")
+                continue
+            tables.append(_mediation_table(found[name]).assign(task=name))
+        yield _beside("mediation", pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(), " ".join(notes))
+        if set(found) != set(MEDIATED):
+            yield _beside("head_overlap", pd.DataFrame(), "Needs the mediation of both tasks.")
+        else:
+            yield _overlap(found["cls"], found["loc"])
+        yield self._cumulative(model, [trial for trial in pair_trials(judged) if trial.question.kind == "localization"], found)
+
+    def _cumulative(self, model: HookedVLM, trials: Sequence[Trial], found: dict[str, HeadMediation]) -> Section:
+        orders = {name: mediation.ranking() for name, mediation in found.items()}
+        if "loc" not in found:
+            return _beside("ablate_heads", pd.DataFrame(), "Needs the mediation of localization.")
+        outcome = self._outcome(model, ablate_cumulatively(trials, {**orders, "near_zero": found["loc"].near_zero()}), "ablate_heads")
+        try:
+            return _beside("ablate_heads", nauc_table(outcome, metric="loc"))
+        except MetricError as problem:
+            return _beside("ablate_heads", pd.DataFrame(), f"{problem}")
+
+    def _place(self, name: str) -> Path | None:
+        return None if self.store is None else self.store / name
 
     def _outcome(self, model: HookedVLM, study: Study, name: str) -> Outcome:
-        store = None if self.store is None else self.store / name
-        return study.run(model, store=store, batch_size=self.batch_size, progress=self.progress)
-
-    def _section(self, name: str, model: HookedVLM, study: Study) -> Section:
-        outcome = self._outcome(model, study, name)
-        return _beside(name, pd.concat([outcome.table(metric) for metric in outcome.metrics], ignore_index=True))
+        return study.run(model, store=self._place(name), batch_size=self.batch_size, progress=self.progress)
 
 
-def _beside(name: str, measured: pd.DataFrame) -> Section:
-    return Section(name, measured, published_numbers(name))
+def _beside(name: str, measured: pd.DataFrame, note: str = "") -> Section:
+    return Section(name, measured, published_numbers(name), note)
 
 
-def drawn_pairs(count: int) -> list[Pair]:
-    """Return held-out drawn scenes, each with and without one object."""
-    return edits.pairs(count, seed=SEED)
+def _token_share(model: HookedVLM, trials: Sequence[Trial]) -> Section:
+    """Return which share of a view's tokens the object takes."""
+    rows = []
+    for trial in trials:
+        if trial.question.kind == "localization" and trial.mask is not None:
+            layout = model.prepare(trial.image, trial.question.text).layout
+            kinds = dict.fromkeys(view.kind for view in layout.views)
+            for padding, kind in product((-2, -1, 0, 1, 2), kinds):
+                pool = layout.select("global" if kind == "global" else "tile[*]")
+                share = (layout.object(trial.mask, padding) & pool).count / pool.count
+                rows.append({"padding": padding, "view": kind, "share": share})
+    if not rows:
+        return _beside("token_share", pd.DataFrame(), "No trial asks for a box.")
+    groups = pd.DataFrame(rows).groupby(["padding", "view"], sort=False)["share"]
+    found = [{"padding": p, "view": v, **{k: x[0] for k, x in intervals(group.to_numpy()[:, None]).items()}} for (p, v), group in groups]
+    return _beside("token_share", pd.DataFrame(found))
 
 
-def coco_pairs(folder: Path, count: int, *, cache: Path) -> list[Pair]:
-    """Return pairs of COCO's validation photographs, the object taken out by the default inpainter.
+def _mediation_table(found: HeadMediation) -> pd.DataFrame:
+    """Return the ten heads that mediate most, with intervals over pairs."""
+    spread = intervals(found.fractions.reshape(len(found.fractions), -1))
+    width = found.fractions.shape[-1]
+    rows = [
+        {"rank": rank, "layer": layer, "head": head, **{name: column[layer * width + head] for name, column in spread.items()}}
+        for rank, (layer, head) in enumerate(found.ranking()[:10], start=1)
+    ]
+    return pd.DataFrame(rows).assign(used=found.average.used, excluded=found.average.excluded)
 
-    The paper's rule on what models answer is not applied: call `PairFolder.judge` for it.
 
-    Args:
-        folder: with ``annotations/instances_val2017.json`` and ``val2017/``.
-        count: of photographs to take, in order of their ids; one pair each.
-        cache: folder in which the pairs are kept.
-
-    Raises:
-        StimulusError: when a file is missing.
-        ExtraError: when decoding or inpainting needs a package that is not installed.
-    """
-    photos = read_coco(folder / "annotations" / "instances_val2017.json", folder / "val2017")
-    recipe = replace(PairRecipe(), classes=tuple(sorted({item.label for photo in photos for item in photo.objects})))
-    chosen = []
-    for photo in photos:
-        if len(chosen) == count:
-            break
-        if recipe.filters.targets(photo):
-            chosen.append(photo)
-    made = build_pairs(chosen, cache, recipe=recipe)
-    first = {entry.photo: entry for entry in reversed(made.entries)}
-    return [made.load(first[photo.id]) for photo in chosen]
+def _overlap(cls: HeadMediation, loc: HeadMediation) -> Section:
+    a, b = cls.average.fraction, loc.average.fraction
+    rows = []
+    for k in (10, 50):
+        if k < a.size:
+            found = topk_overlap(a, b, k=k)
+            rows.append({"tasks": "cls, loc", "k": k, "count": found.count, "expected": found.expected, "jaccard": found.jaccard})
+    note = "" if len(rows) == 2 else f"The model has {a.size} heads."
+    return _beside("head_overlap", pd.DataFrame(rows), note)

@@ -73,10 +73,13 @@ class Trial:
 
 
 def make_trials(stimulus: Stimulus, questions: Iterable[Question]) -> tuple[Trial, ...]:
-    """Return one trial per question; a question about one object carries that object's mask."""
+    """Return one trial per question; a question about one object carries that object's mask.
+
+    A list question asks about no object in particular, so its trial's id names the answer too.
+    """
     return tuple(
         Trial(
-            f"{stimulus.id}/{question.text}",
+            "/".join([stimulus.id, question.text, *([question.answer] if question.kind == "classification" else [])]),
             stimulus.image,
             question,
             None if question.target is None else stimulus.objects[question.target].mask,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -16,13 +15,13 @@ from sightlens.interventions import Ablate
 from sightlens.metrics import size_bin
 from sightlens.metrics.boxes import SizeBin
 from sightlens.model import HookedVLM
-from sightlens.store import Record
 
-VIEWS = {"global": "object & global", "tile": "object & tile", "both": "object"}
+VIEWS = {"global": "{} & global", "tile": "{} & tile", "both": "{}"}
+TOKENS = {"object": "object", "translated": "translate(object, {seed})"}
 
 
-def ablate_views(trials: Sequence[Trial], *, value: str = "mean") -> Study:
-    """Replace object tokens in the global view, in the tiles, or in both; views are not removed.
+def ablate_views(trials: Sequence[Trial], *, value: str = "mean", seeds: Sequence[int] = (0, 1, 2)) -> Study:
+    """Replace object tokens, or their shape elsewhere, in the global view, in the tiles, or in both; views are not removed.
 
     Schaumlöffel et al. 2026 (arXiv 2605.19792), global and local views. An image that is not cut into tiles has a global
     view only and would make the conditions uneven: choose trials by `split_by_tiles` first, and report the others apart.
@@ -30,9 +29,15 @@ def ablate_views(trials: Sequence[Trial], *, value: str = "mean") -> Study:
     Args:
         trials: with masks.
         value: what replaces the tokens, see :class:`~sightlens.interventions.Ablate`.
+        seeds: of the translated control; one cell each.
     """
-    cells = [Cell({"views": "none"}), *(Cell({"views": name}, (Ablate(where, value),)) for name, where in VIEWS.items())]
-    return Study("ablate_views", tuple(cells), tuple(trials), axes=Axes(x="views"))
+    cells = [Cell({"views": "none", "tokens": "none", "seed": 0})]
+    for views, place in VIEWS.items():
+        for tokens, where in TOKENS.items():
+            for seed in seeds if tokens == "translated" else (0,):
+                do = (Ablate(place.format(where.format(seed=seed)), value),)
+                cells.append(Cell({"views": views, "tokens": tokens, "seed": seed}, do))
+    return Study("ablate_views", tuple(cells), tuple(trials), axes=Axes(x="views", group="tokens", repeats="seed"))
 
 
 def split_by_tiles(model: HookedVLM, trials: Sequence[Trial]) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
@@ -65,16 +70,5 @@ def by_size(outcome: Outcome, trials: Sequence[Trial], *, metric: str) -> pd.Dat
     ids: dict[SizeBin, list[str]] = {"small": [], "medium": [], "large": []}
     for trial in trials:
         ids[object_size(trial)].append(trial.id)
-    tables = [
-        replace(outcome, records=tuple(_only(record, chosen) for record in outcome.records)).table(metric).assign(size=size)
-        for size, chosen in ids.items()
-        if chosen
-    ]
+    tables = [outcome.restrict(chosen).table(metric).assign(size=size) for size, chosen in ids.items() if chosen]
     return pd.concat(tables, ignore_index=True)
-
-
-def _only(record: Record, examples: Collection[str]) -> Record:
-    keep = [k for k, example in enumerate(record.examples) if example in set(examples)]
-    values = {name: tuple(numbers[k] for k in keep) for name, numbers in record.values.items()}
-    notes = tuple(record.notes[k] for k in keep) if record.notes else ()
-    return replace(record, examples=tuple(record.examples[k] for k in keep), values=values, notes=notes)

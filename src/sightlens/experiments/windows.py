@@ -9,6 +9,8 @@ from sightlens.errors import StudyError
 from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial
 from sightlens.interventions import Knockout
+from sightlens.layout import Word, parse, walk
+from sightlens.model import HookedVLM
 
 
 def layer_windows(layers: int, *, width: int, stride: int) -> tuple[tuple[int, ...], ...]:
@@ -62,10 +64,44 @@ def knockout_windows(
     Args:
         trials: with masks, when a selector needs ``object``.
         queries: selector of the queries.
-        keys: selector of the keys, to which the size-matched random control is added; or several, each a condition.
+        keys: selector of the keys, to which a size-matched random control is added, and for one about the object its shape
+            elsewhere; or several, each a condition.
         width: layers per window.
         stride: between windows; ``width`` (disjoint windows) when None.
     """
-    conditions = (keys, f"random({keys}, 0)") if isinstance(keys, str) else tuple(keys)
+    conditions = with_controls(keys) if isinstance(keys, str) else tuple(keys)
     cells = WindowCells(queries, conditions, width, width if stride is None else stride)
     return Study("knockout_windows", cells, tuple(trials), axes=Axes(x="layers", group="keys"))
+
+
+def knockout_heads(
+    model: HookedVLM, trials: Sequence[Trial], *, queries: str = "post_image", keys: str = "object", layers: Sequence[int] | None = None
+) -> Study:
+    """Cut ``queries`` off from ``keys`` in one head at a time, and from each control of the keys.
+
+    Args:
+        model: whose heads are cut.
+        trials: with masks, when a selector needs ``object``.
+        queries: selector of the queries.
+        keys: selector of the keys; its controls are those of `knockout_windows`.
+        layers: whose heads; all when None.
+
+    Raises:
+        StudyError: for a layer that the model does not have.
+    """
+    chosen = range(model.cfg.n_layers) if layers is None else layers
+    if not set(chosen) <= set(range(model.cfg.n_layers)):
+        raise StudyError(f"layers within 0 to {model.cfg.n_layers - 1}", f"{tuple(chosen)}", "Count from 0.")
+    cells = [Cell({"keys": "none", "layer": -1, "head": -1})]
+    for selector in with_controls(keys):
+        for layer in chosen:
+            for head in range(model.cfg.n_heads):
+                do = (Knockout(queries, selector, layers=(layer,), heads=(head,)),)
+                cells.append(Cell({"keys": selector, "layer": layer, "head": head}, do))
+    return Study("knockout_heads", tuple(cells), tuple(trials), axes=Axes(x="layer", group="head"))
+
+
+def with_controls(keys: str) -> tuple[str, ...]:
+    """Return a selector and its controls: as many random tokens, and for one about the object its shape elsewhere."""
+    about_object = any(isinstance(part, Word) and part.name == "object" for part in walk(parse(keys)))
+    return (keys, f"random({keys}, 0)", *([f"translate({keys}, 0)"] if about_object else []))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sightlens.errors import InterventionError
@@ -31,6 +34,26 @@ class Mean:
     source: str
     tokens: int
     companions: Mapping[str, Float[Tensor, " d_model"]] = field(default_factory=dict)
+
+
+def save_mean(mean: Mean, path: Path) -> None:
+    """Write a mean with its provenance to one safetensors file."""
+    about = {"site": mean.site, "source": mean.source, "tokens": str(mean.tokens)}
+    vectors = {"mean": mean.vector, **{f"companion {name}": vector for name, vector in mean.companions.items()}}
+    save_file({name: vector.contiguous() for name, vector in vectors.items()}, path, metadata=about)
+
+
+def load_mean(path: Path) -> Mean:
+    """Read what :func:`save_mean` wrote.
+
+    Raises:
+        OSError, SafetensorError, KeyError, ValueError: when the file is missing, damaged or of another kind.
+    """
+    with safe_open(path, framework="pt") as file:
+        about = file.metadata() or {}
+    vectors = load_file(path)
+    companions = {name.removeprefix("companion "): vector for name, vector in vectors.items() if name != "mean"}
+    return Mean(vectors["mean"], about["site"], about["source"], int(about["tokens"]), companions)
 
 
 class MeanMeter:

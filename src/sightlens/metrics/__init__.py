@@ -11,7 +11,7 @@ from sightlens.metrics.answers import (
     parse_count,
     yes_no,
 )
-from sightlens.metrics.bootstrap import Interval, bootstrap_difference, bootstrap_mean
+from sightlens.metrics.bootstrap import Interval, bootstrap_difference, bootstrap_mean, bootstrap_statistic
 from sightlens.metrics.box_formats import BinTokens, BoxFormat, Frame, PerMille, ResizedPixels, UnitSquare, frame_box
 from sightlens.metrics.boxes import box_ious, expand_box, iou, is_box, size_bin
 from sightlens.metrics.curves import Curve, nauc
@@ -59,6 +59,7 @@ __all__ = [
     "answer_probability",
     "bootstrap_difference",
     "bootstrap_mean",
+    "bootstrap_statistic",
     "box_ious",
     "causal_influence",
     "count_accuracy",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -70,6 +71,35 @@ def bootstrap_difference(
         got = f"{a.shape} and {b.shape}"
         raise MetricError("two arrays over the same examples and cells", got, "Pair the values by example first.")
     return bootstrap_mean(a - b, level=level, seed=seed)
+
+
+def bootstrap_statistic(
+    values: Float[np.ndarray, "example cell"],
+    statistic: Callable[[Float[np.ndarray, " cell"]], float],
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """Return a number made from the cells' means, such as the area under a curve, with its interval over examples.
+
+    Args:
+        values: one value per example and cell; examples that lack one are left out and counted.
+        statistic: from means to a number; NaN where it has none.
+        level: the share of resampled numbers within the interval.
+        resamples: how many times to resample.
+        seed: of the random generator.
+
+    Raises:
+        MetricError: when no example has all values.
+    """
+    whole = values[np.isfinite(values).all(axis=1)]
+    if len(whole) == 0:
+        raise MetricError("an example with a value in every cell", f"none of {len(values)}", "Finish the study first.")
+    means = _draws(len(whole), resamples=resamples, seed=seed) @ whole / len(whole)
+    low, high = _ends(np.array([[statistic(row)] for row in means]), level)
+    count, lost = np.array(len(whole)), np.array(len(values) - len(whole))
+    return Interval(np.array(statistic(whole.mean(axis=0))), low[0, ...], high[0, ...], count, lost)
 
 
 def _draws(examples: int, *, resamples: int, seed: int) -> Float[np.ndarray, "resample example"]:

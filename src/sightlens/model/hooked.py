@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -368,7 +368,7 @@ class HookedVLM:
         return prompt.with_answers(ids, [self.tokenizer.convert_ids_to_tokens(answer) for answer in ids])
 
     @torch.no_grad()
-    def fit_mean(self, prompts: Sequence[Prompt], *, source: str) -> Mean:
+    def fit_mean(self, prompts: Iterable[Prompt], *, source: str) -> Mean:
         """Average the merged visual embeddings of prompts, and keep the result as the donor ``"mean"``.
 
         Args:

@@ -24,6 +24,7 @@ from sightlens.families import Processing, find_family
 from sightlens.families.convert import convert_keys, extend_vocabulary, find_original
 from sightlens.families.convert_format import OriginalFormat
 from sightlens.interventions import Mean
+from sightlens.interventions.means import load_mean
 from sightlens.metrics import BinTokens, BoxFormat
 
 SHIPPED = Path(__file__).parent.parent / "zoo"
@@ -339,8 +340,6 @@ def _load_mean(folder: Path) -> Mean | None:
     if not path.exists():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-        return Mean(load_file(path)["mean"], about["site"], about["source"], int(about["tokens"]))
+        return load_mean(path)
     except UNREADABLE as problem:
         raise CheckpointError(f"a mean embedding in {MEAN_FILE}", _reason(problem), "Fetch the file again, or remove it.") from problem

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sightlens.errors import StimulusError, listing
 from sightlens.metrics import names_object
@@ -69,13 +69,28 @@ def named_then_gone(label: str, clean: str, corrupted: str) -> bool:
     return names_object(clean, label) and not names_object(corrupted, label)
 
 
-def build_pairs(photos: Sequence[Photo], root: str | Path, *, recipe: PairRecipe | None = None) -> PairFolder:
+def build_pairs(
+    photos: Sequence[Photo],
+    root: str | Path,
+    *,
+    recipe: PairRecipe | None = None,
+    unreadable: Literal["raise", "leave_out"] = "raise",
+    most: int | None = None,
+) -> PairFolder:
     """Take each qualifying object out of each photograph, and keep the results in a folder below ``root``.
 
     The folder's name is the recipe's hash. A run that was stopped goes on where it was; what is there is not made again.
 
+    Args:
+        photos: in the order in which they are taken.
+        root: of all recipes' folders.
+        recipe: how pairs are made.
+        unreadable: what is done with a photograph that cannot be read, or whose mask has another size: refused, or left
+            out and named in ``left_out``. A later run tries it again.
+        most: pairs to make; photographs beyond are not looked at. All when None.
+
     Raises:
-        StimulusError: for two photographs of one id, or a picture that cannot be read.
+        StimulusError: for two photographs of one id, a picture that cannot be read, or a folder made from other annotations.
         ExtraError: when the inpainter or the masks need a package that is not installed.
     """
     chosen = recipe or PairRecipe()
@@ -86,13 +101,30 @@ def build_pairs(photos: Sequence[Photo], root: str | Path, *, recipe: PairRecipe
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     _write(folder / "settings.json", json.dumps(chosen.describe(), indent=1, sort_keys=True).encode())
     manifest = _Lines(folder / "pairs.jsonl")
-    done = {line["photo"]: line["targets"] for line in manifest.read()}
+    done = {line["photo"]: _targets(line, by_id, folder) for line in manifest.read()}
+    entries: list[PairEntry] = []
+    left_out: dict[str, str] = {}
     for photo in photos:
-        if photo.id not in done:
-            done[photo.id] = _make(photo, folder, chosen)
-            manifest.append({"photo": photo.id, "targets": done[photo.id]})
-    entries = tuple(PairEntry(photo.id, target) for photo in photos for target in done[photo.id])
-    return PairFolder(folder, by_id, entries, chosen)
+        if most is not None and len(entries) >= most:
+            break
+        try:
+            if photo.id not in done:
+                done[photo.id] = _make(photo, folder, chosen)
+                manifest.append({"photo": photo.id, "targets": done[photo.id], "annotations": photo.digest})
+            entries += [PairEntry(photo.id, target) for target in done[photo.id]]
+        except StimulusError as problem:
+            if unreadable == "raise":
+                raise
+            left_out[photo.id] = problem.got
+    return PairFolder(folder, by_id, tuple(entries[:most]), chosen, left_out)
+
+
+def _targets(line: Mapping[str, Any], photos: Mapping[str, Photo], folder: Path) -> list[int]:
+    """Return what was taken out of a photograph, refusing pairs that were made from other annotations."""
+    photo = photos.get(line["photo"])
+    if photo is not None and line["annotations"] != photo.digest:
+        raise StimulusError(f"pairs made from these annotations of {photo.id!r}", f"others in {folder}", "Use a new folder.")
+    return line["targets"]
 
 
 def _make(photo: Photo, folder: Path, recipe: PairRecipe) -> list[int]:
@@ -117,12 +149,14 @@ class PairFolder:
         photos: by id.
         entries: every pair, in the order of the photographs.
         recipe: how they were made.
+        left_out: by photograph, why no pair could be made of it.
     """
 
     folder: Path
     photos: Mapping[str, Photo]
     entries: tuple[PairEntry, ...]
     recipe: PairRecipe
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Count the pairs."""

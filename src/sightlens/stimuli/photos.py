@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,6 +102,12 @@ class Photo:
     path: Path
     size: tuple[int, int]
     objects: tuple[PhotoObject, ...]
+
+    @property
+    def digest(self) -> str:
+        """A hash of what the annotations say (16 hexadecimal digits), outlines left out."""
+        objects = [(item.label, item.box, item.crowd) for item in self.objects]
+        return hashlib.sha256(repr((self.id, self.path.name, self.size, objects)).encode()).hexdigest()[:16]
 
     def mask(self, target: int) -> Mask:
         """Decode the mask of one object.

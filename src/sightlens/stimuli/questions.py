@@ -37,6 +37,14 @@ def localization(stimulus: Stimulus, target: int) -> Question:
     return Question("localization", f"where is the {item.label} ?", "", target=target, box=item.box)
 
 
+def classification(stimulus: Stimulus, target: int) -> Question:
+    """Ask which of all labels are there, in words that the shipped models know; right when the list names the target's."""
+    if not 0 <= target < len(stimulus.objects):
+        raise StimulusError(f"the index of one of {len(stimulus.objects)} objects", str(target), "Choose an object of the scene.")
+    labels = ", ".join(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
+    return Question("classification", f"what objects are in the image, of {labels} ?", stimulus.objects[target].label, target=target)
+
+
 def counting(stimulus: Stimulus, *, colour: str | None = None, shape: str | None = None) -> Question:
     """Ask how many objects have this colour, this shape, or both; with neither, how many objects there are."""
     _known(colour, shape)

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from sightlens.interventions import Mean
+from sightlens.interventions.means import save_mean
 from sightlens.model import HookedVLM
 from sightlens.model.loading import MEAN_FILE
 from sightlens.stimuli import shapes
@@ -28,8 +28,7 @@ def measure_mean(model: HookedVLM, *, scenes: int) -> Mean:
 
 def write_mean(mean: Mean, folder: Path) -> None:
     """Write a mean where `HookedVLM.from_pretrained` finds it."""
-    about = {"site": mean.site, "source": mean.source, "tokens": str(mean.tokens)}
-    save_file({"mean": mean.vector.contiguous()}, folder / MEAN_FILE, metadata=about)
+    save_mean(mean, folder / MEAN_FILE)
 
 
 def main() -> None:
