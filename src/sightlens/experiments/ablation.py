@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
+from jaxtyping import Int
+
 from sightlens.experiments.measures import AnswerLikelihood
 from sightlens.experiments.study import Axes, Cell, Study
 from sightlens.experiments.trial import Trial
@@ -47,7 +50,7 @@ def ablate_tokens(
     return Study("ablate_tokens", tuple(cells), tuple(trials), axes=axes)
 
 
-def token_effects(trial: Trial, *, positions: Sequence[int], value: str = "mean") -> Study:
+def token_effects(trial: Trial, *, positions: Sequence[int] | Int[np.ndarray, " token"], value: str = "mean") -> Study:
     """Ablate one visual token at a time and read the right answer's log-probability.
 
     Args:
