@@ -80,7 +80,7 @@ def _with_words(outcome: Outcome, trials: Sequence[Trial]) -> Outcome:
     records = []
     for record in outcome.records:
         pairs = zip(record.examples, record.notes, strict=True)
-        hits = [float(names_object(n["text"], answers[k], match="word")) if "text" in n else float("nan") for k, n in pairs]
+        hits = [float(names_object(str(n["text"]), answers[k], match="word")) if "text" in n else float("nan") for k, n in pairs]
         records.append(replace(record, values={**record.values, "whole_word": tuple(hits)}))
     return replace(outcome, records=tuple(records))
 

@@ -143,8 +143,8 @@ class Reproduction:
             notes.append(f"Without integrated gradients: {problem}")
         study = ablate_tokens(scored, paddings=(), others=others)
         more = sized_table(self._outcome(model, study, "ablate_selected"), scored)
-        table = pd.concat([table, more[more["condition"] != "none"]], ignore_index=True)
-        if (lost := more[(more["condition"] == "register")]["n"]).eq(0).all() and len(lost):
+        table = pd.concat([table, more.loc[more["condition"] != "none"]], ignore_index=True)
+        if not more.loc[more["condition"] == "register", "n"].any():
             notes.append("No picture has a register token.")
         return _beside("ablate_tokens", table, " ".join(notes))
 
@@ -245,8 +245,13 @@ def _token_share(model: HookedVLM, trials: Sequence[Trial]) -> Section:
                 rows.append({"padding": padding, "view": kind, "share": share})
     if not rows:
         return _beside("token_share", pd.DataFrame(), "No trial asks for a box.")
-    groups = pd.DataFrame(rows).groupby(["padding", "view"], sort=False)["share"]
-    found = [{"padding": p, "view": v, **{k: x[0] for k, x in intervals(group.to_numpy()[:, None]).items()}} for (p, v), group in groups]
+    shares: dict[tuple[int, str], list[float]] = {}
+    for row in rows:
+        shares.setdefault((row["padding"], row["view"]), []).append(row["share"])
+    found = [
+        {"padding": padding, "view": view, **{name: column[0] for name, column in intervals(np.array(values)[:, None]).items()}}
+        for (padding, view), values in shares.items()
+    ]
     return _beside("token_share", pd.DataFrame(found))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sightlens.experiments.integrated_gradients import Attribution, Integration, integrated_gradients
 from sightlens.experiments.study import provenance_of
@@ -56,7 +57,8 @@ def score_trials(
                 records.append([_record(trial, integrated_gradients(model, trial, settings=chosen), provenance)])
         result = records.read()
     record = result.records[0]
-    scores = {example: tuple(note["scores"]) for example, note in zip(record.examples, record.notes, strict=True)}
+    notes: Sequence[Mapping[str, Any]] = record.notes
+    scores = {example: tuple(note["scores"]) for example, note in zip(record.examples, notes, strict=True)}
     return ScoredTrials(tuple(replace(trial, scores=scores[trial.id]) for trial in trials), result)
 
 
