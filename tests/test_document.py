@@ -30,7 +30,7 @@ def test_the_example_in_the_readme_is_true(tmp_path, monkeypatch):
     for expression, shape in shapes:
         assert list(eval(expression, names)) == json.loads(shape)
     assert f"prompt.layout  # {names['prompt'].layout!r}\n" in code[0]
-    assert len(read_store(tmp_path / "runs" / "knockout").records) == 9
+    assert len(read_store(tmp_path / "runs" / "knockout").records) == 13
 
 
 def test_layers_are_collapsed_where_they_are_layers():
