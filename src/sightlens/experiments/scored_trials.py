@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from sightlens.experiments.integrated_gradients import Attribution, Integration, integrated_gradients
 from sightlens.experiments.study import provenance_of
@@ -57,8 +57,7 @@ def score_trials(
                 records.append([_record(trial, integrated_gradients(model, trial, settings=chosen), provenance)])
         result = records.read()
     record = result.records[0]
-    notes: Sequence[Mapping[str, Any]] = record.notes
-    scores = {example: tuple(note["scores"]) for example, note in zip(record.examples, notes, strict=True)}
+    scores = {example: tuple(cast(list[float], note["scores"])) for example, note in zip(record.examples, record.notes, strict=True)}
     return ScoredTrials(tuple(replace(trial, scores=scores[trial.id]) for trial in trials), result)
 
 
