@@ -124,7 +124,7 @@ def _visual(chosen: Sequence[TokenSet], address: Address, window: Window) -> Sel
         tokens.require(f"{address}")
         if not tokens.structure.visual[tokens.positions].all():
             raise SelectorError("visual tokens only at a site of the vision tower", f"`{tokens.name}`", "Restrict it: `(…) & image`.")
-        rows.append(window.features(tokens, row)[0])
+        rows.append(window.features(tokens.positions, row, name=tokens.name)[0])
     shapes = {tokens.grid_shape for tokens in chosen}
     return Selection(1, _stack(rows, address), shapes.pop() if len(shapes) == 1 else None)
 

@@ -62,7 +62,8 @@ class HookedVLM:
         check_versions()
         processing.family.check_config(hf.config)
         self.hf, self.processing, self.name = hf, processing, name
-        self.sites = Sites(hf, processing.family.sites(hf.config), bidirectional_images=processing.family.bidirectional_images)
+        family = processing.family
+        self.sites = Sites(hf, family.sites(hf.config), grid=processing.grid, bidirectional_images=family.bidirectional_images)
         self.cfg = lens_config(hf, name)
         self.donors: dict[str, Donor] = {}
         self._box_format = box_format
