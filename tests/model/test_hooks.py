@@ -9,6 +9,7 @@ from tests.tiny import DEFAULT, VARIANTS
 
 from sightlens.errors import HookError
 from sightlens.families.sites import Attention, HeadResult
+from sightlens.interventions import PatchIn
 from sightlens.model import HookedVLM
 
 QUESTION = "is there a red circle ?"
@@ -268,3 +269,41 @@ def test_wrong_names_and_returns_are_refused(model):
         model.run_with_cache(prompt, names_filter="vision_encoder.hook_in@image")
     with pytest.raises(HookError, match=r"blocks\.9"):
         model.run_with_cache(prompt, names_filter="blocks.9.hook_resid_post")
+
+
+@torch.no_grad()
+def test_hooks_take_patterns_filters_and_donors(model):
+    prompt, other = model.prepare(picture(), QUESTION), model.prepare(picture(seed=1), QUESTION)
+    site = "blocks.1.hook_resid_post"
+    _, donor = model.run_with_cache(other, names_filter=site)
+    for chosen in ("blocks.*.hook_resid_post", lambda name: name.startswith("blocks") and name.endswith("hook_resid_post")):
+        seen = {}
+        patch = {"interventions": [PatchIn(site)], "donors": {"clean": donor}}
+        logits = model.run_with_hooks(prompt, fwd_hooks=[(chosen, lambda v, hook, seen=seen: seen.__setitem__(hook.name, v))], **patch)
+        assert set(seen) == {f"blocks.{layer}.hook_resid_post" for layer in range(3)}
+        assert torch.equal(seen[site], donor[site])  # hooks see what interventions made
+        assert torch.equal(logits, model(prompt, **patch))
+    with pytest.raises(HookError, match="a filter that some hook name passes"):
+        model.run_with_hooks(prompt, fwd_hooks=[(lambda name: False, lambda v, hook: None)])
+    model.add_hook("blocks.*.hook_mlp_out", lambda v, hook: v * 0)
+    assert sum(point.has_hooks() for point in model.hook_dict.values()) == 3
+    model.reset_hooks()
+
+
+@torch.no_grad()
+def test_caches_take_short_keys(model):
+    _, cache = model.run_with_cache(model.prepare(picture(), QUESTION))
+    for key, name in (
+        (("resid_post", 2), "blocks.2.hook_resid_post"),
+        (("resid_post", -1), "blocks.2.hook_resid_post"),
+        (("pattern", 1), "blocks.1.attn.hook_pattern"),
+        (("pattern", 1, "attn"), "blocks.1.attn.hook_pattern"),
+        (("post", 0), "blocks.0.mlp.hook_post"),
+        (("embed",), "hook_embed"),
+    ):
+        assert cache[key] is cache[name]
+        assert key in cache
+    assert ("resid_post", 2) not in cache.only(["hook_embed"])
+    for wrong in (("normalized", 0, "ln1"), ("resid_post", 3), ("resid_post", -4), (3, "resid_post"), (), ("k", 0, "attn", "x")):
+        with pytest.raises(HookError):
+            cache[wrong]

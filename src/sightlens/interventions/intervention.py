@@ -110,7 +110,8 @@ class Ablate(Intervention):
     ``value`` is ``"zero"``; ``"mean"``, the dataset mean that the model was given (Schaumlöffel et al. 2026,
     arXiv 2605.19792: object tokens to the mean projector output); ``"noise"``, the activation plus Gaussian noise of
     ``scale`` standard deviations of that activation's own numbers (after Meng et al. 2022, arXiv 2202.05262, 3σ);
-    or the name of a donor vector ``[d_model]``. Positions count and order stay as they are.
+    or the name of a donor vector ``[d_model]``. Positions count and order stay as they are. At a site of the vision tower, ``at``
+    selects visual tokens too, and the patches that they show are replaced (``[d_vision]``); a class token never is.
 
     At the merged embedding of a model that adds visual features again in early layers (Qwen3-VL's DeepStack), these are
     replaced alike: by zero, by their own dataset mean, by themselves plus noise; by zero beside a donor vector. With
@@ -152,9 +153,11 @@ class PatchIn(Intervention):
     ``model(prompt, interventions=[PatchIn(site, at=…)], donors={"clean": cache})``.
     ``site`` may hold ``*`` for the layer, with ``layers`` choosing which (None: all). ``source`` are the positions in the
     donor's own layout, ``at`` those written here; both select equally many, in order, and generated positions stay as they
-    are. ``mode`` replaces, adds (``x + alpha · donor``) or interpolates (``x + alpha · (donor − x)``). Patching a run with
-    itself changes nothing, bit for bit. At the merged embedding, visual features that the model adds again in early layers
-    (Qwen3-VL's DeepStack) are patched in from the donor too, unless ``reinjected`` is False.
+    are. In the vision tower these are the patches that visual tokens show, token by token; at ``hook_attn_scores`` and
+    ``hook_pattern`` the queries, whose rows over all keys are written. ``mode`` replaces, adds (``x + alpha · donor``) or
+    interpolates (``x + alpha · (donor − x)``). Patching a run with itself changes nothing, bit for bit. At the merged
+    embedding, visual features that the model adds again in early layers (Qwen3-VL's DeepStack) are patched in from the donor
+    too, unless ``reinjected`` is False.
     """
 
     kind: ClassVar[str] = "patch_in"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from transformer_lens.utilities.components_utils import get_act_name
 
 from sightlens.errors import HookError, SelectorError
 from sightlens.families.sites import Site
@@ -43,6 +44,24 @@ def parse_address(text: str) -> Address:
         return Address(name.strip())
     queries, arrow, keys = where.partition(ARROW)
     return Address(name.strip(), parse(queries.strip()), parse(keys.strip()) if arrow else None)
+
+
+def full_name(key: tuple[str | int | None, ...], *, layers: int) -> str:
+    """Return the hook name that TransformerLens' short form stands for: ``("resid_post", 3)``, ``("pattern", -1)``, ``("k", 0, "attn")``.
+
+    Args:
+        key: name, layer, kind of layer; the last two may be missing.
+        layers: of the language model, from which negative ones count back.
+
+    Raises:
+        HookError: for a tuple of another form.
+    """
+    match key:
+        case (str(name),) | (str(name), None):
+            return get_act_name(name)
+        case (str(name), int(layer), *rest) if -layers <= layer < layers and [type(kind) for kind in rest] in ([], [str]):
+            return get_act_name(name, layer % layers, *map(str, rest))
+    raise HookError(f'(name, layer) or (name, layer, kind), like ("resid_post", {layers - 1})', repr(key), "Or write the whole name.")
 
 
 @dataclass(frozen=True)
@@ -124,7 +143,7 @@ def _visual(chosen: Sequence[TokenSet], address: Address, window: Window) -> Sel
         tokens.require(f"{address}")
         if not tokens.structure.visual[tokens.positions].all():
             raise SelectorError("visual tokens only at a site of the vision tower", f"`{tokens.name}`", "Restrict it: `(…) & image`.")
-        rows.append(window.features(tokens, row)[0])
+        rows.append(window.features(tokens.positions, row, name=tokens.name)[0])
     shapes = {tokens.grid_shape for tokens in chosen}
     return Selection(1, _stack(rows, address), shapes.pop() if len(shapes) == 1 else None)
 

@@ -16,16 +16,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from sightlens.errors import InterventionError
 from sightlens.families.compat import register_attention, sdpa_attention_forward
 from sightlens.families.sites import AttentionTensor
 
 MaskEdit = Callable[[Float[Tensor, "batch heads query key"]], Float[Tensor, "batch heads query key"]]
-Check = Callable[[Float[Tensor, "batch head query key"]], None]
 NAME = "sightlens"
 
 
 class AttentionTaps:
-    """What is active at one attention module: hook points, mask edits, and checks of the resulting pattern."""
+    """What is active at one attention module: hook points and mask edits.
+
+    An edge that an edit removes must stay removed: whatever hooks write into the mask, the scores or the pattern is checked.
+    """
 
     def __init__(self) -> None:
         """Start with nothing active."""
@@ -115,7 +118,7 @@ def tapped_sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, at
     attention_mask = attention_mask if taps.apart is None else taps.apart
     if {"attn_scores", "pattern"} & set(taps.points):
         return _stepwise(module, taps, (query, key, value), attention_mask, options)
-    query, key, mask = _before_scores(module, taps, (query, key), attention_mask, options)
+    query, key, mask, _ = _before_scores(module, taps, (query, key), attention_mask, options)
     return sdpa_attention_forward(module, query, key, value, mask, **options)
 
 
@@ -133,27 +136,42 @@ def _is_causal(module: Any, options: dict[str, Any]) -> bool:
 
 def _before_scores(
     module: nn.Module, taps: AttentionTaps, query_key: tuple[Tensor, Tensor], mask: Tensor | None, options: dict[str, Any]
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return queries, keys and mask as hooks and edits leave them, and the edges that edits removed; None for no edit."""
     query = taps.fire("rot_q", query_key[0].transpose(1, 2)).transpose(1, 2)
     key = taps.fire("rot_k", query_key[1].transpose(1, 2)).transpose(1, 2)
+    removed = None
     if taps.edits or "attn_mask" in taps.points:
-        mask = additive_mask(mask, query, key, causal=_is_causal(module, options))
+        mask = given = additive_mask(mask, query, key, causal=_is_causal(module, options))
         for edit in taps.edits:
             mask = edit(mask)
+        removed = kept_edges(given) & ~kept_edges(mask) if taps.edits and taps.points else None
         if "attn_mask" in taps.points:
             mask = taps.fire("attn_mask", mask.expand(-1, query.shape[1], -1, -1).clone())
-    return query, key, mask
+            _check_removed(removed, kept_edges(mask))
+    return query, key, mask, removed
+
+
+def _check_removed(removed: Tensor | None, kept: Tensor) -> None:
+    """Refuse a pass in which an edge that was removed is kept after all."""
+    if removed is not None and (back := removed & kept).any():
+        raise InterventionError(
+            "no attention on the edges that a knockout removed",
+            f"{int(back.sum())} edges that a hook on mask, scores or pattern, or a patch-in there, put back",
+            "Leave these edges out of the one or the other.",
+        )
 
 
 def _stepwise(
     module: nn.Module, taps: AttentionTaps, states: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    query, key, mask = _before_scores(module, taps, states[:2], mask, options)
+    query, key, mask, removed = _before_scores(module, taps, states[:2], mask, options)
     repeats = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(repeats, dim=1) if repeats > 1 else x for x in (key, states[2]))
     mask = additive_mask(mask, query, key, causal=_is_causal(module, options))
     scores = taps.fire("attn_scores", query @ key.transpose(2, 3) * options["scaling"] + mask)
     pattern = taps.fire("pattern", scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype))
+    _check_removed(removed, pattern != 0)
     dropped = nn.functional.dropout(pattern, p=options.get("dropout", 0.0), training=module.training)
     return (dropped @ value).transpose(1, 2).contiguous(), pattern
 

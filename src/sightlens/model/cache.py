@@ -9,13 +9,16 @@ from torch import Tensor
 
 from sightlens.errors import HookError, listing
 from sightlens.families.sites import Site
-from sightlens.model.address import parse_address, read
+from sightlens.model.address import full_name, parse_address, read
 from sightlens.model.window import Window
+
+Key = str | tuple[str | int | None, ...]
 
 
 class Cache(Mapping[str, Tensor]):
     """Activations by hook name; a key may carry a selector: ``cache["blocks.3.hook_resid_post@image"]``.
 
+    TransformerLens' short form ``cache["resid_post", 3]`` works too.
     A grid-shaped selection comes as ``[batch, rows, columns, …]``, any other as ``[batch, n, …]``.
     """
 
@@ -29,13 +32,14 @@ class Cache(Mapping[str, Tensor]):
         """
         self._values, self.sites, self.window = dict(values), sites, window
 
-    def __getitem__(self, key: str) -> Tensor:
+    def __getitem__(self, key: Key) -> Tensor:
         """Return an activation, or the part that a selector names.
 
         Raises:
             HookError: when the pass did not capture it.
             SelectorError: when the selector does not fit.
         """
+        key = self._named(key)
         if key in self._values:
             return self._values[key]
         address = parse_address(key)
@@ -48,7 +52,15 @@ class Cache(Mapping[str, Tensor]):
 
     def __contains__(self, key: object) -> bool:
         """Say whether a name, or the name of an address, was captured."""
-        return isinstance(key, str) and (key in self._values or parse_address(key).name in self._values)
+        if not isinstance(key, str | tuple):
+            return False
+        name = self._named(key)
+        return name in self._values or parse_address(name).name in self._values
+
+    def _named(self, key: Key) -> str:
+        if isinstance(key, str):
+            return key
+        return full_name(key, layers=1 + max(site.layer for site in self.sites.values() if site.layer is not None))
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the captured names."""

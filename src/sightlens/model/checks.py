@@ -15,6 +15,7 @@ from sightlens.families.sites import Attention
 from sightlens.layout import Layout
 from sightlens.model.agreement import TOLERANCE, Check
 from sightlens.model.hooked import HookedVLM
+from sightlens.model.patches import merged_patches
 
 EMBEDDED = "vision_encoder.embeddings.hook_out"
 
@@ -106,8 +107,9 @@ def _verify_token(model: HookedVLM, prompt: Prompt, row: np.void, *, feature: in
     if feature < 0:
         moved[: before.shape[-2]] = 0  # the whole picture, which comes before the tiles that the token blends
         return _verify_blend(model, prompt, row, patch=int(moved.argmax()), name=name)
-    patches = _patches(model, prompt.layout, feature, per_view=before.shape[-2])
-    inside = _of_crop(model, feature, moved, per_view=before.shape[-2])
+    grid, held = model.processing.grid, before.shape[-2]
+    patches = merged_patches(np.array([feature]), prompt.layouts, grid, held=held)[0].tolist()
+    inside = _of_crop(model, feature, moved, per_view=held)
     other = inside.clone()
     other[patches] = 0
     if inside[patches].max() <= other.max():
@@ -131,23 +133,6 @@ def _of_crop(model: HookedVLM, feature: int, moved: Tensor, *, per_view: int) ->
     inside = torch.zeros_like(moved)
     inside[crop * per_view : (crop + 1) * per_view] = moved[crop * per_view : (crop + 1) * per_view]
     return inside
-
-
-def _patches(model: HookedVLM, layout: Layout, feature: int, *, per_view: int) -> list[int]:
-    """Return the patches, counted over all crops, that an output of the projector merges."""
-    grid = model.processing.grid
-    if grid.count:
-        crop, cell = divmod(feature, grid.count)
-        extra = per_view - grid.count * grid.merge**2  # a class token stands before the patches
-        start, columns = crop * per_view + extra, grid.columns
-    else:
-        stops = np.cumsum([view.count for view in layout.views])
-        crop = int(np.searchsorted(stops, feature, side="right"))
-        before = int(stops[crop]) - layout.views[crop].count
-        cell, start, columns = feature - before, before * grid.merge**2, layout.views[crop].grid[1]
-    first = cell // columns * grid.merge, cell % columns * grid.merge
-    width = columns * grid.merge
-    return [int(start + (first[0] + r) * width + first[1] + c) for r in range(grid.merge) for c in range(grid.merge)]
 
 
 def _disturbed(model: HookedVLM, prompt: Prompt, site: str, *, patches: list[int]) -> Tensor:

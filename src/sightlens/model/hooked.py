@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,25 +14,23 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sightlens._types import Logits
-from sightlens.errors import HookError
 from sightlens.families import ImageOptions, ItemList, Processing, Prompt, Wording
 from sightlens.families.compat import check_versions, lens_config, unwrap_bridge
 from sightlens.families.processing import Images, Template
-from sightlens.interventions import MERGED, Intervention, Mean, MeanMeter
+from sightlens.interventions import MERGED, Intervention, Mean
 from sightlens.metrics import BoxFormat
-from sightlens.model.address import Address, parse_address
 from sightlens.model.agreement import Check, cached_logits, compare_paths
-from sightlens.model.apply import Donor, applied
+from sightlens.model.apply import applied, with_companions
 from sightlens.model.cache import Cache
 from sightlens.model.generation import Keep, generation_settings, kept_logits
-from sightlens.model.hooking import HookFunction, NameFilter, check_kept, find_addresses, keeper, shown
+from sightlens.model.hooking import HookFunction, HookName, Hooks, NameFilter, add_hooks, check_kept, find_addresses, keeper, listening
 from sightlens.model.inputs import all_donors, check_inputs
 from sightlens.model.loading import load_checkpoint, processing_for
 from sightlens.model.rows import Row, Touched
+from sightlens.model.site_mean import mean_over
 from sightlens.model.sites import Sites
 from sightlens.model.taps import LiveSite
-
-Hooks = Sequence[tuple[str, HookFunction]]
+from sightlens.model.values import Donor
 
 
 class HookedVLM:
@@ -62,7 +59,8 @@ class HookedVLM:
         check_versions()
         processing.family.check_config(hf.config)
         self.hf, self.processing, self.name = hf, processing, name
-        self.sites = Sites(hf, processing.family.sites(hf.config), bidirectional_images=processing.family.bidirectional_images)
+        family = processing.family
+        self.sites = Sites(hf, family.sites(hf.config), grid=processing.grid, bidirectional_images=family.bidirectional_images)
         self.cfg = lens_config(hf, name)
         self.donors: dict[str, Donor] = {}
         self._box_format = box_format
@@ -208,21 +206,30 @@ class HookedVLM:
         with self._running(prompt, interventions, donors):
             return self.hf(**prompt.tensors, use_cache=False, logits_to_keep=kept_logits(keep)).logits
 
-    def run_with_hooks(self, prompt: Prompt, *, fwd_hooks: Hooks = (), interventions: Sequence[Intervention] = ()) -> Logits:
+    def run_with_hooks(
+        self,
+        prompt: Prompt,
+        *,
+        fwd_hooks: Hooks = (),
+        interventions: Sequence[Intervention] = (),
+        donors: Mapping[str, Donor] | None = None,
+    ) -> Logits:
         """Run the model with hook functions ``fn(activation, hook)`` at names or addresses, as TransformerLens does.
 
         Backward hooks need :meth:`hooks`, kept open around the backward pass.
 
         Args:
             prompt: from :meth:`prepare`.
-            fwd_hooks: ``(name or address, function)``; what the function returns, or edits in place, replaces what it saw.
-            interventions: applied before the hooks.
+            fwd_hooks: ``(name, function)``, the name also a pattern, an address, or a function of the name as in
+                :meth:`run_with_cache`; what the hook function returns, or edits in place, replaces what it saw.
+            interventions: applied before the hooks, which see what they made.
+            donors: values that interventions take by name.
 
         Returns:
             Logits ``[batch, position, vocab]``.
         """
-        with self.hooks(fwd_hooks=fwd_hooks):
-            return self(prompt, interventions=interventions)
+        with self._running(prompt, interventions, donors), self.hooks(fwd_hooks=fwd_hooks):
+            return self.hf(**prompt.tensors, use_cache=False).logits
 
     def run_with_cache(
         self,
@@ -333,20 +340,12 @@ class HookedVLM:
     @contextmanager
     def hooks(self, *, fwd_hooks: Hooks = (), bwd_hooks: Hooks = ()) -> Iterator[HookedVLM]:
         """Keep hooks on while the context is open; they are removed whatever happens."""
-        added: list[tuple[LiveSite, Any]] = []
-        given: tuple[tuple[Literal["fwd", "bwd"], Hooks], ...] = (("fwd", fwd_hooks), ("bwd", bwd_hooks))
-        try:
-            for direction, hooks in given:
-                for name, function in hooks:
-                    added.append(self._add(parse_address(name), function, direction))
+        with listening(self.sites, fwd_hooks=fwd_hooks, bwd_hooks=bwd_hooks):
             yield self
-        finally:
-            for point, handle in reversed(added):
-                point.drop(handle)
 
-    def add_hook(self, name: str, function: HookFunction, *, dir: Literal["fwd", "bwd"] = "fwd") -> None:
-        """Add a hook that stays until :meth:`reset_hooks`."""
-        self._add(parse_address(name), function, dir)
+    def add_hook(self, name: HookName, function: HookFunction, *, dir: Literal["fwd", "bwd"] = "fwd") -> None:
+        """Add a hook that stays until :meth:`reset_hooks`; names are those of :meth:`run_with_hooks`."""
+        add_hooks(self.sites, name, function, dir)
 
     def reset_hooks(self) -> None:
         """Remove every hook, permanent ones too."""
@@ -368,21 +367,20 @@ class HookedVLM:
         return prompt.with_answers(ids, [self.tokenizer.convert_ids_to_tokens(answer) for answer in ids])
 
     @torch.no_grad()
-    def fit_mean(self, prompts: Iterable[Prompt], *, source: str) -> Mean:
-        """Average the merged visual embeddings of prompts, and keep the result as the donor ``"mean"``.
+    def fit_mean(self, prompts: Iterable[Prompt], *, source: str, site: str = MERGED) -> Mean:
+        """Average what a site holds of the visual tokens of prompts, and keep the result as the donor ``"mean"``.
 
         Args:
             prompts: with images.
             source: what they are, for provenance (``"ImageNet-val, 50,000 images"``).
+            site: where; in the tower, over the patches that the tokens show.
+
+        Raises:
+            InterventionError: for a site without visual tokens, or with heads, or when no prompt has an image.
         """
-        meters = {name: MeanMeter(name, source) for name in (MERGED, *self.sites.point(MERGED).site.companions)}
-        for prompt in prompts:
-            _, cache = self.run_with_cache(prompt, names_filter=list(meters))
-            for name, meter in meters.items():
-                meter.add(cache[name][prompt.visual] if name == MERGED else cache[name])
-        means = {name: meter.result() for name, meter in meters.items()}
-        mean = replace(means.pop(MERGED), companions={name: other.vector for name, other in means.items()})
-        self.donors["mean"] = mean
+        names = with_companions(self.sites, [site], follow=True)
+        caches = (self.run_with_cache(prompt, names_filter=names)[1] for prompt in prompts)
+        mean = self.donors["mean"] = mean_over(caches, names, source=source)
         return mean
 
     @contextmanager
@@ -394,9 +392,3 @@ class HookedVLM:
         with self.sites.window.showing(prompt.layouts, range(len(prompt))), applied(self.sites, rows, given, touched=touched):
             yield
         touched.check(rows)
-
-    def _add(self, address: Address, function: HookFunction, direction: Literal["fwd", "bwd"]) -> tuple[LiveSite, Any]:
-        point = self.sites.point(address.name)
-        if address.at is not None and direction == "bwd":
-            raise HookError("a backward hook without a selector", str(address), "Select inside the function.")
-        return point, point.add_hook(shown(function, address, point, window=self.sites.window), dir=direction)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -17,6 +18,9 @@ from sightlens.model.window import Window
 
 HookFunction = Callable[..., Tensor | None]
 """``fn(activation, hook)``; what it returns, or edits in place, replaces what it saw."""
+HookName = str | Callable[[str], bool]
+"""A name, a pattern, an address, or a function of the name that chooses some."""
+Hooks = Sequence[tuple[HookName, HookFunction]]
 NameFilter = str | Sequence[str] | Callable[[str], bool] | None
 
 
@@ -60,19 +64,47 @@ def find_addresses(sites: Sites, names: NameFilter) -> list[Address]:
     """Expand a name filter: None (all but ``hook_result``), a function of the name, names, patterns, or addresses.
 
     Raises:
-        HookError: for a name that matches nothing.
+        HookError: for a name, or a function, that matches nothing.
         SelectorError: for a selector that does not parse.
     """
     if names is None:
         return [Address(name) for name, point in sites.points.items() if not isinstance(point.site.tap, HeadResult)]
     if callable(names):
-        return [Address(name) for name in sites.points if names(name)]
+        chosen = [Address(name) for name in sites.points if names(name)]
+        if not chosen:
+            raise HookError("a filter that some hook name passes", "one that none does", "model.hook_dict lists all of them.")
+        return chosen
     found: list[Address] = []
     for text in [names] if isinstance(names, str) else names:
         address = parse_address(text)
         matching = [name for name in sites.points if fnmatchcase(name, address.name)] or [sites.point(address.name).site.name]
         found += [Address(name, address.at, address.keys) for name in matching]
     return list(dict.fromkeys(found))
+
+
+def add_hooks(sites: Sites, name: HookName, function: HookFunction, direction: Literal["fwd", "bwd"]) -> list[tuple[LiveSite, Any]]:
+    """Add a hook function wherever a name says; return the hook points, and the handles that remove it.
+
+    Raises:
+        HookError: for a name that matches nothing, and for a backward hook with a selector.
+    """
+    addresses = find_addresses(sites, name)
+    if direction == "bwd" and any(address.at is not None for address in addresses):
+        raise HookError("a backward hook without a selector", str(name), "Select inside the function.")
+    points = [(sites.point(address.name), address) for address in addresses]
+    return [(point, point.add_hook(shown(function, at, point, window=sites.window), dir=direction)) for point, at in points]
+
+
+@contextmanager
+def listening(sites: Sites, *, fwd_hooks: Hooks, bwd_hooks: Hooks) -> Iterator[None]:
+    """Keep hooks on while the context is open; they are removed whatever happens."""
+    given: tuple[tuple[Literal["fwd", "bwd"], Hooks], ...] = (("fwd", fwd_hooks), ("bwd", bwd_hooks))
+    with ExitStack() as stack:
+        for direction, hooks in given:
+            for name, function in hooks:
+                for point, handle in add_hooks(sites, name, function, direction):
+                    stack.callback(point.drop, handle)
+        yield
 
 
 def keeper(address: Address, point: LiveSite, kept: dict[str, Tensor]) -> HookFunction:

@@ -9,7 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sightlens.errors import HookError, InterventionError, listing
-from sightlens.families.sites import HeadResult, Input, Output, Site
+from sightlens.families.family import Grid
+from sightlens.families.sites import Attention, HeadResult, Input, Output, Site
 from sightlens.model.taps import LiveSite
 from sightlens.model.window import Window
 
@@ -17,12 +18,15 @@ from sightlens.model.window import Window
 class Sites:
     """The hook points of a model by name, and the window that its forward passes move."""
 
-    def __init__(self, hf: PreTrainedModel, listed: Sequence[Site], *, bidirectional_images: bool = False) -> None:
+    def __init__(
+        self, hf: PreTrainedModel, listed: Sequence[Site], *, grid: Grid | None = None, bidirectional_images: bool = False
+    ) -> None:
         """Make a hook point for every site.
 
         Args:
             hf: the HF model.
             listed: its family's sites.
+            grid: of the projector's outputs of one crop; None for a model that sees nothing.
             bidirectional_images: whether visual tokens of one view see later ones.
         """
         self.bidirectional_images = bidirectional_images
@@ -30,6 +34,7 @@ class Sites:
         layers, _, _ = self.points["blocks.0.hook_resid_pre"].site.module.rpartition(".")
         self.decoder = hf.get_submodule(layers.rpartition(".")[0])
         self.window = Window.of(hf, self.decoder)
+        self.window.grid = grid or self.window.grid
         patterns = [point for point in self.points.values() if point.site.layer is not None and point.site.name.endswith("hook_pattern")]
         self._attention = [point.module for point in patterns]
         self._hf = hf
@@ -64,8 +69,11 @@ class Sites:
         return self.points[name]
 
     def heads(self, name: str) -> int:
-        """Return how many heads a site has; rotated queries and keys have those of the projections they come from."""
-        tap = self.point(name.replace("hook_rot_", "hook_")).site.tap
+        """Return how many heads a site has; what exists only inside attention has those of the projection it comes from."""
+        tap = self.point(name).site.tap
+        if isinstance(tap, Attention):
+            attention, _, _ = name.rpartition(".")
+            tap = self.point(f"{attention}.hook_{'k' if tap.tensor == 'rot_k' else 'q'}").site.tap
         return tap.heads or 0 if isinstance(tap, Input | Output | HeadResult) else 0
 
     def layers(self, chosen: Sequence[int] | None) -> Sequence[int]:

@@ -9,27 +9,32 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from jaxtyping import Int
 from torch import nn
 
 from sightlens._types import Positions
 from sightlens.errors import SelectorError
 from sightlens.families.compat import cached_length
+from sightlens.families.family import Grid
 from sightlens.interventions import Phase
 from sightlens.layout import Layout, TokenSet
+
+Carried = Int[np.ndarray, " token"]
 
 
 class Window:
     """The absolute positions ``start .. stop`` of the current forward pass, and what the rows of its batch are.
 
-    ``layouts`` holds each row's layout, ``examples`` which example of the prompt it is. One window serves all HookedVLMs on one
-    HF model. A decoding step with a cache computes one position; hooks and interventions act at absolute positions, so they
-    ask here.
+    ``layouts`` holds each row's layout, ``examples`` which example of the prompt it is, ``grid`` how the projector's outputs of
+    one crop lie in this model (0 × 0 when the picture decides). One window serves all HookedVLMs on one HF model. A decoding
+    step with a cache computes one position; hooks and interventions act at absolute positions, so they ask here.
     """
 
     def __init__(self) -> None:
         """Begin before the first pass."""
         self.layouts: tuple[Layout, ...] = ()
         self.examples: tuple[int, ...] = ()
+        self.grid = Grid(0, 0)
         self.start, self.stop = 0, 0
 
     @classmethod
@@ -60,17 +65,19 @@ class Window:
         """Return this pass's window, which later passes do not move."""
         return copy.copy(self)
 
-    def inside(self, tokens: TokenSet, phases: Sequence[Phase]) -> tuple[Positions, Positions]:
+    def inside(self, tokens: TokenSet, phases: Sequence[Phase], *, first: int | None = None) -> tuple[Positions, Positions]:
         """Return a token set's absolute positions inside the window, in the set's order, and their index in the set.
 
         Args:
             tokens: on the layout of a row.
             phases: ``"prefill"`` for positions of the prompt, ``"decode"`` for generated ones that the set takes in; the index
                 of those is -1.
+            first: where to begin instead of the window's start; keys are held from earlier passes too.
         """
+        start = self.start if first is None else first
         chosen = tokens.positions if "prefill" in phases else tokens.positions[:0]
-        held = (chosen >= self.start) & (chosen < self.stop)
-        new = np.arange(max(self.start, len(tokens.mask)), self.stop if "decode" in phases and tokens.generated else 0)
+        held = (chosen >= start) & (chosen < self.stop)
+        new = np.arange(max(start, len(tokens.mask)), self.stop if "decode" in phases and tokens.generated else 0)
         return np.concatenate([chosen[held], new]), np.concatenate([np.flatnonzero(held), np.full(len(new), -1)])
 
     def queries(self, tokens: TokenSet) -> Positions:
@@ -92,22 +99,27 @@ class Window:
             return tokens.positions
         return np.flatnonzero(self._members(tokens)[first : self.stop])
 
-    def features(self, tokens: TokenSet, row: int) -> tuple[Positions, Positions]:
-        """Return which outputs of the projector, over the whole batch, a row's visual tokens of a set carry, and their index.
+    def features(self, positions: Positions, row: int, *, name: str) -> tuple[Carried, Carried]:
+        """Return which outputs of the projector, over the whole batch, the visual tokens among a row's positions carry, and their index.
 
-        In the set's order; the index counts the row's visual tokens by position.
+        In the given order; the index counts the row's visual tokens by position.
+
+        Args:
+            positions: absolute.
+            row: of the batch.
+            name: of the positions, for messages.
 
         Raises:
             SelectorError: for visual tokens that blend several outputs.
         """
         structure = self.layouts[row].structure
         table = structure.visual_tokens()["position"]
-        inside = np.searchsorted(table, tokens.positions[structure.visual[tokens.positions]])
+        inside = np.searchsorted(table, positions[structure.visual[positions]])
         own = inside if structure.features is None else np.asarray(structure.features.of, dtype=np.int64)[inside]
         if (own < 0).any():
             raise SelectorError(
                 "visual tokens that carry one output of the projector each",
-                f"`{tokens.name}`, of which {int((own < 0).sum())} blend several",
+                f"`{name}`, of which {int((own < 0).sum())} blend several",
                 "Use hook_merged_embed: this picture's tiles were scaled down after the projector.",
             )
         return own + sum(layout.structure.feature_rows for layout in self.layouts[:row]), inside
