@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from tests.conftest import hooked, picture
 from tests.engine.test_engine_equality import CELLS, asked, scene, worst
 from tests.tiny import DEFAULT
@@ -20,6 +21,7 @@ from sightlens.engine import plan as plan_module
 from sightlens.engine.engine import read_size
 from sightlens.errors import EngineError, HookError, InterventionError, PromptError, SelectorError
 from sightlens.interventions import Ablate, Knockout, PatchIn
+from sightlens.model import HookedVLM
 
 
 def hook_counts(model):
@@ -162,17 +164,17 @@ def test_everything_is_put_back_after_an_exception(model):
     prompt, donors = scene(model)
     expected, before = model(prompt), hook_counts(model)
 
-    def burst(module, args):
+    def burst(hidden_states):
         raise KeyboardInterrupt
 
     for cell in CELLS.values():
         plan = Engine(model).plan(prompt, [cell], donors=donors)
         plan.prefix  # noqa: B018
-        handle = model.sites.decoder.norm.register_forward_pre_hook(burst)
+        model.sites.decoder.norm.forward = burst
         with suppress(KeyboardInterrupt):
             plan.logits()
             assert cell == []  # needs no pass
-        handle.remove()
+        del model.sites.decoder.norm.forward
         assert torch.equal(model(prompt), expected)
     assert hook_counts(model) == before
     assert not any("forward" in vars(module) for module in model.hf.modules())
@@ -186,6 +188,35 @@ def test_hooks_of_ones_own_are_refused(model):
             with pytest.raises(EngineError, match=r"hooks of one's own.*blocks.0.hook_resid_post"):
                 run()
     assert len(plan.logits()) == len(SWEEP)
+
+
+@pytest.mark.parametrize("pre", [False, True])
+@pytest.mark.parametrize("where", ["model.language_model.layers.0", "model.language_model.layers.1.mlp.down_proj", "model", ""])
+def test_torch_hooks_on_the_language_model_are_refused(model, where, pre):
+    plan = Engine(model).plan(asked(model, batch=1), SWEEP)
+    module = model.hf.get_submodule(where)
+    handle = module.register_forward_pre_hook(lambda *_: None) if pre else module.register_forward_hook(lambda *_: None)
+    for run in (plan.logits, plan.generate):
+        with pytest.raises(EngineError, match=f"torch forward hooks.* on {where or type(model.hf).__name__}. "):
+            run()
+    handle.remove()
+    assert len(plan.logits()) == len(SWEEP)
+    other = HookedVLM(model.hf, model.processing)
+    with other.hooks(fwd_hooks=[("blocks.0.hook_mlp_out", lambda value, hook: value)]), pytest.raises(EngineError, match="layers.0.mlp"):
+        plan.logits()
+
+
+def test_what_wraps_modules_or_only_watches_may_stay(model):
+    prompt, donors = scene(model)
+    expected = Engine(model).plan(prompt, list(CELLS.values()), donors=donors).logits()
+    model.hf.model(**prompt.tensors, output_hidden_states=True)  # HF's recorders stay on the layers
+    for module in model.sites.decoder.modules():
+        add_hook_to_module(module, AlignDevicesHook(io_same_device=True))
+    seen = []
+    model.hook_dict["vision_projector.hook_out"].module.register_forward_hook(lambda *_: seen.append(1))
+    found = Engine(model).plan(prompt, list(CELLS.values()), donors=donors).logits()
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert seen
 
 
 def test_what_cannot_be_planned_is_refused(model):

@@ -21,7 +21,8 @@ from sightlens.engine.replay import stepping_over
 from sightlens.engine.rowcache import finish, joined, row_cache
 from sightlens.engine.schedule import Job, Pass, Reading, Schedule, explain, kept_bytes, row_bytes
 from sightlens.engine.start import Point, Stage
-from sightlens.errors import EngineError, listing
+from sightlens.engine.unhooked import check_unhooked
+from sightlens.errors import EngineError
 from sightlens.families import Prompt
 from sightlens.families.compat import cache_keyword
 from sightlens.model import HookedVLM
@@ -75,7 +76,7 @@ class Plan:
     @cached_property
     def prefix(self) -> Prefix:
         """The clean run, made on first use and kept as long as the plan lives."""
-        self._check_unhooked()
+        check_unhooked(self.model)
         read = torch.tensor(self.reads, device=self.model.device)
         with torch.no_grad():
             return run_clean(self.model, self.prompt, self.schedule.names, keep=self.resources.keep, read=read)
@@ -95,7 +96,7 @@ class Plan:
 
     def stream_logits(self, *, gradients: bool = False) -> Iterator[tuple[int, Float[Tensor, "example read vocab"]]]:
         """Yield each cell and its logits as soon as all its examples are done, in any order; see :meth:`logits`."""
-        self._check_unhooked()
+        check_unhooked(self.model)
         gathered = _Gathered(self.schedule.jobs)
         for job in self.schedule.clean:
             Touched().check([job.row])
@@ -133,7 +134,7 @@ class Plan:
         settings = generation_settings(options, max_new_tokens=max_new_tokens, tokenizer=self.model.tokenizer)
         if settings["do_sample"] or settings.get("use_cache") is False:
             raise EngineError("greedy generation with a cache", f"{dict(options or {})}", "Use model.generate, one cell at a time.")
-        self._check_unhooked()
+        check_unhooked(self.model)
         gathered = _Gathered(self.schedule.jobs)
         last = self.prompt.layouts[0].length - 1
         schedule = self.schedule.for_generation(self.prompt.layouts)
@@ -146,12 +147,6 @@ class Plan:
             with self._whole(whole):
                 texts = self._decode(self.prompt.generation_inputs(), settings)
             yield from gathered.add(whole, [texts[job.row.example] for job in whole])
-
-    def _check_unhooked(self) -> None:
-        """Refuse hooks of one's own: they would act on the clean run, and again on what rows take from it."""
-        if hooked := [name for name, point in self.model.sites.points.items() if point.has_hooks()]:
-            do = "Run it outside of model.hooks(…); to change activations, use interventions."
-            raise EngineError("a model without hooks of one's own while a plan runs", listing(hooked), do)
 
     def _rows_at_once(self, position: int, reading: Reading) -> int:
         cost, length = self.resources.cost, self.prompt.layouts[0].length
