@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from sightlens.engine.budget import Resources
 from sightlens.engine.cost import ModelCost
 from sightlens.engine.explanation import UNITS
-from sightlens.engine.plan import Plan, Resources
+from sightlens.engine.plan import Plan
 from sightlens.engine.prefix import Keep
 from sightlens.engine.schedule import Cells, schedule
 from sightlens.errors import EngineError
@@ -20,9 +21,10 @@ from sightlens.model.inputs import all_donors, check_inputs
 class Engine:
     """Runs many cells (lists of interventions) over a prompt at the cost of what they change.
 
-    The tower runs once per prompt; keys, values and the states that cells start from are kept from one clean run; each
-    cell runs from its first touched layer and position on; cells that start at the same place run as rows of one batch;
-    logits are computed only where they are read. Results are those of a full forward pass per cell.
+    Keys, values and the states that cells start from are kept from one clean run; each cell runs from its first touched
+    layer and position on, so that the tower runs once per example, but for cells that act in it or before the merge: those
+    run whole. Cells that start at the same place run as rows of one batch; logits are computed only where they are read.
+    Results are those of a full forward pass per cell.
 
     >>> engine = Engine(model, memory="4GB")  # doctest: +SKIP
     >>> plan = engine.plan(prompt, [[Knockout("post_image", "object", layers=(layer,))] for layer in range(8)])  # doctest: +SKIP

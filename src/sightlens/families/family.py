@@ -202,6 +202,10 @@ class Family(ABC):
         """Return after how many early decoder layers the model adds visual features again."""
         return 0
 
+    def tower_windows(self, config: PreTrainedConfig) -> tuple[int, int]:
+        """Return how many layers of the tower attend inside windows, and how many visual tokens a side of those has."""
+        return 0, 0
+
     def image_tensors(self, examples: Sequence[Sequence[ViewedImage]]) -> dict[str, Tensor]:
         """Return what the model takes for the pictures of a batch, at least one, image after image."""
         images = list(chain.from_iterable(examples))
