@@ -117,6 +117,18 @@ def test_answers_are_read_where_they_are_predicted(model):
         assert float((logits - expected).abs().max()) < 1e-5
 
 
+@torch.no_grad()
+def test_a_selector_says_where_logits_are_read(model):
+    prompt, donors = scene(model, batch=1)
+    cells = list(CELLS.values())
+    chosen = prompt.layout.select("question | last").positions
+    for cell, logits in zip(cells, Engine(model).plan(prompt, cells, donors=donors, reads="question | last").logits(), strict=True):
+        expected = model(prompt, interventions=cell, donors=donors)[:, sorted(chosen)]
+        assert logits.shape == expected.shape
+        assert float((logits - expected).abs().max()) < 1e-5
+    assert Engine(model).plan(asked(model, batch=2), [[]], reads="post_image & last").logits()[0].shape[:2] == (2, 1)
+
+
 def test_generation_is_that_of_the_model(any_model):
     prompt, donors = scene(any_model)
     cells = [*CELLS.values(), [Knockout("post_image", "image", phases=("decode",))], [Knockout("post_image", "image", phases=("prefill",))]]

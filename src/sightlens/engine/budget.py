@@ -68,9 +68,9 @@ class Budget:
         per_position = cost.layers * cost.kv + len(self.schedule.names) * max(cost.width, cost.pair // 4)  # z may be the wider
         beside = keep.device is None or torch.device(keep.device).type == cost.device
         size = (keep.dtype.itemsize if keep.dtype else cost.itemsize) if beside else 0
-        masks = 2 * self.length**2 if cost.bidirectional else 0
-        logits = len(self.reading.positions) * cost.vocabulary
-        return len(self.layouts) * (self.length * (per_position * size + 5 * 8) + (logits + masks) * cost.itemsize)
+        masks = 2 * self.length**2 * (cost.itemsize if cost.eager else 1) if cost.bidirectional else 0
+        logits = len(self.reading.positions) * cost.vocabulary * cost.itemsize
+        return len(self.layouts) * (self.length * (per_position * size + 5 * 8) + logits + masks)
 
     @property
     def clean(self) -> int:

@@ -119,7 +119,8 @@ class ModelCost:
 
     def encoding_bytes(self, layout: Layout) -> int:
         """Return the memory that tower and projector need at most for an example's images."""
-        return 0 if self.vision is None else self.vision.bytes(layout, itemsize=self.itemsize, eager=self.eager)
+        placing = 6 * layout.structure.feature_rows * self.width * self.itemsize  # what is made of features before they are merged
+        return 0 if self.vision is None else self.vision.bytes(layout, itemsize=self.itemsize, eager=self.eager) + placing
 
     def row_bytes(self, queries: int, keys: int, *, read: int, by_head: bool) -> int:
         """Return the memory that one row of a pass needs at most.

@@ -114,6 +114,8 @@ class Plan:
     def generate(self, *, max_new_tokens: int = 64, options: Mapping[str, Any] | None = None) -> list[list[str]]:
         """Generate greedily under every cell: the same tokens as ``model.generate``, prefill shared, many rows per step.
 
+        A row that has ended is padded until every row of its batch has; the batch stops with the last one.
+
         Args:
             max_new_tokens: at most so many.
             options: more of HF's generation options; sampling is refused, since draws depend on the batch.
