@@ -111,17 +111,24 @@ def test_a_sweep_costs_what_it_changes(model):
 
 
 @torch.no_grad()
-def test_the_tower_runs_once_and_unread_logits_are_not_made(model):
-    prompt = asked(model, batch=2)
+def test_the_tower_runs_once_and_unread_logits_are_not_made(each_model):
+    model, prompt = each_model, group(each_model)
     calls, positions = [], []
     tower = model.hook_dict["vision_encoder.hook_in"].module
     tower.register_forward_pre_hook(lambda module, args, kwargs: calls.append(1), with_kwargs=True)
-    model.hf.lm_head.register_forward_pre_hook(lambda module, args: positions.append(args[0].shape[1]))
-    plan = Engine(model).plan(prompt, SWEEP)
+    plan = Engine(model).plan(prompt, [*SWEEP, *KINDS["heads"], *KINDS["tokens"]])
+    handle = model.hf.lm_head.register_forward_pre_hook(lambda module, args: positions.append(args[0].shape[1]))
     plan.logits()
     plan.generate(max_new_tokens=2)
-    assert len(calls) == 1
+    once = len(calls)
     assert set(positions) == {1}
+    calls.clear()
+    model(prompt)
+    assert once == len(calls)  # as often as one forward pass calls it
+    calls.clear()
+    handle.remove()
+    Engine(model).plan(prompt, KINDS["whole rows"] * 3).logits()
+    assert calls  # cells that act before the merge see pictures again
 
 
 class Rows:
@@ -365,7 +372,7 @@ def test_torch_hooks_on_the_language_model_are_refused(model, where, pre):
     handle.remove()
     assert len(plan.logits()) == len(SWEEP)
     other = HookedVLM(model.hf, model.processing)
-    with other.hooks(fwd_hooks=[("blocks.0.hook_mlp_out", lambda value, hook: value)]), pytest.raises(EngineError, match="layers.0.mlp"):
+    with other.hooks(fwd_hooks=[("blocks.0.hook_mlp_out", lambda value, hook: value)]), pytest.raises(EngineError, match=r"layers\.0\.mlp"):
         plan.logits()
 
 
@@ -446,7 +453,9 @@ def test_a_plan_that_will_be_refused_says_so(model):
             assert f"does not fit: memory={needed} would hold" in str(explained)
             with pytest.raises(EngineError, match=f"memory={needed} or more, for the clean run and one row"):
                 run()
-        enough = Engine(model, memory=plan.explain().needed_bytes).plan(plan.prompt, [list(job.row.interventions) for job in plan.schedule.jobs])
+        enough = Engine(model, memory=plan.explain().needed_bytes).plan(
+            plan.prompt, [list(job.row.interventions) for job in plan.schedule.jobs]
+        )
         assert enough.explain().fits
         assert enough.explain().rows_at_once >= 1
         enough.logits()

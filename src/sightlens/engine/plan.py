@@ -142,7 +142,9 @@ class Plan:
         jobs = [(one, job) for one in schedule.with_clean(self.prompt.layouts[0].length - 1) for job in one.jobs]
         for batch, texts in in_batches(jobs, budget.generating_rows, partial(self._texts, settings=settings)):
             yield from gathered.add([job for _, job in batch], texts)
-        for batch, texts in in_batches([job for job, _ in schedule.whole], budget.whole_rows, partial(self._whole_texts, settings=settings)):
+        for batch, texts in in_batches(
+            [job for job, _ in schedule.whole], budget.whole_rows, partial(self._whole_texts, settings=settings)
+        ):
             yield from gathered.add(batch, texts)
 
     def _examples(self, jobs: Sequence[Job]) -> Int[Tensor, " row"]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import nn
-
 from sightlens.errors import EngineError, listing
 from sightlens.model import HookedVLM
 
