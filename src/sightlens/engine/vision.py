@@ -21,11 +21,11 @@ Convolution = nn.Conv2d | nn.Conv3d
 def weights(modules: Iterable[nn.Module]) -> int:
     """Count the weights that multiply every position; a projection may be a bare parameter of its module."""
     parts = [part for module in modules for part in module.modules() if not isinstance(part, nn.Embedding)]
-    return sum(parameter.numel() for part in parts for parameter in part._parameters.values() if _multiplies(part, parameter))
+    return sum(parameter.numel() for part in parts for parameter in part.parameters(recurse=False) if _multiplies(part, parameter))
 
 
-def _multiplies(part: nn.Module, parameter: nn.Parameter | None) -> bool:
-    return parameter is not None and (parameter.ndim == 2 or (isinstance(part, Convolution) and parameter.ndim > 2))
+def _multiplies(part: nn.Module, parameter: nn.Parameter) -> bool:
+    return parameter.ndim == 2 or (isinstance(part, Convolution) and parameter.ndim > 2)
 
 
 @dataclass(frozen=True)
