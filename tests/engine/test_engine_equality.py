@@ -83,15 +83,16 @@ def test_logits_are_those_of_full_passes(any_model, batch, reads):
         assert cell == [] or worst(prompt, plain, expected) > 1e-4, name
 
 
+@pytest.mark.parametrize("batch", [1, 2])
 @torch.no_grad()
-def test_every_site_that_can_be_patched(model):
-    prompt = asked(model, batch=1)
+def test_every_site_that_can_be_patched(each_model, batch):
+    model, prompt = each_model, asked(each_model, batch=batch)
     sites = {
         n: p.site for n, p in model.hook_dict.items() if {"position", "token"} & set(p.site.dims) and not isinstance(p.site.tap, Attention)
     }
-    _, donor = model.run_with_cache(asked(model, batch=1, seed=7), names_filter=list(sites))
+    _, donor = model.run_with_cache(asked(model, batch=batch, seed=7), names_filter=list(sites))
     cells = [[PatchIn(name, at="image" if "token" in site.dims else "image | last")] for name, site in sites.items()]
-    found = Engine(model).plan(prompt, cells, donors={"clean": donor}).logits()
+    found = Engine(model).plan(prompt, cells, donors={"clean": donor}, reads="all").logits()
     for cell, logits in zip(cells, found, strict=True):
         assert worst(prompt, logits, model(prompt, interventions=cell, donors={"clean": donor})) < 1e-5, cell
 
@@ -117,6 +118,18 @@ def test_answers_are_read_where_they_are_predicted(model):
         assert float((logits - expected).abs().max()) < 1e-5
 
 
+@torch.no_grad()
+def test_a_selector_says_where_logits_are_read(model):
+    prompt, donors = scene(model, batch=1)
+    cells = list(CELLS.values())
+    chosen = prompt.layout.select("question | last").positions
+    for cell, logits in zip(cells, Engine(model).plan(prompt, cells, donors=donors, reads="question | last").logits(), strict=True):
+        expected = model(prompt, interventions=cell, donors=donors)[:, sorted(chosen)]
+        assert logits.shape == expected.shape
+        assert float((logits - expected).abs().max()) < 1e-5
+    assert Engine(model).plan(asked(model, batch=2), [[]], reads="post_image & last").logits()[0].shape[:2] == (2, 1)
+
+
 def test_generation_is_that_of_the_model(any_model):
     prompt, donors = scene(any_model)
     cells = [*CELLS.values(), [Knockout("post_image", "image", phases=("decode",))], [Knockout("post_image", "image", phases=("prefill",))]]
@@ -133,6 +146,17 @@ def test_rows_that_end_early_end_as_they_do_alone(model):
     for cell, found in zip(CELLS.values(), texts, strict=True):
         assert found == model.generate(prompt, interventions=cell, donors=donors, max_new_tokens=8, options=options)
     assert len({len(text.split()) for found in texts for text in found}) > 1
+    steps = []
+    model.hf.lm_head.register_forward_pre_hook(lambda module, args: steps.append(len(args[0])))
+    ends = []
+    for cell in CELLS.values():
+        steps.clear()
+        Engine(model).plan(prompt, [cell], donors=donors).generate(max_new_tokens=8, options=options)
+        ends.append(len(steps))
+    steps.clear()
+    Engine(model).plan(prompt, list(CELLS.values())[:6], donors=donors).generate(max_new_tokens=8, options=options)
+    assert min(ends) < 9  # a batch stops when all of its rows have ended …
+    assert len(steps) == max(ends[:6])  # … and not before
 
 
 @torch.no_grad()

@@ -63,7 +63,7 @@ def test_features_that_come_in_again_are_no_reason_for_whole_passes() -> None:
     untouched = model(prompt)
     for cell, logits in zip(cells, plan.logits(), strict=True):
         expected = model(prompt, interventions=cell, donors={"clean": donor})
-        assert torch.allclose(logits[real], expected[real], atol=2e-5), cell
+        assert torch.allclose(logits[real], expected[real], rtol=0, atol=1e-5), cell
         assert not cell or (expected - untouched)[real].abs().max() > 1e-3, cell
 
 
@@ -74,7 +74,7 @@ def test_engine_equals_full_passes(variant: Any) -> None:
     real = prompt.tensors["attention_mask"].bool()
     plan = Engine(model).plan(prompt, cells, reads="all")
     for cell, logits in zip(cells, plan.logits(), strict=True):
-        assert torch.allclose(logits[real], model(prompt, interventions=cell)[real], atol=2e-5), cell
+        assert torch.allclose(logits[real], model(prompt, interventions=cell)[real], rtol=0, atol=1e-5), cell
 
 
 @pytest.mark.parametrize("variant", [*EACH, *TEXTS[:2]], ids=str)

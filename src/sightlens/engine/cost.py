@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
 from sightlens.engine.start import Point, Stage
+from sightlens.engine.vision import FLOPS_PER_WEIGHT, VisionCost, weights
 from sightlens.layout import Layout
 from sightlens.model import HookedVLM
 
-FLOPS_PER_WEIGHT = 2
 PASS = 250_000_000
 """Operations in the time that calling every module of a small model once more takes."""
 CACHE = 12_000_000
 """Bytes of a layer's inner activations that a CPU's cache serves well."""
 UNLIMITED = 2**31
-
-
-def _weights(modules: Iterable[nn.Module]) -> int:
-    """Count the weights that multiply every position."""
-    return sum(part.weight.numel() for module in modules for part in module.modules() if isinstance(part, nn.Linear | nn.Conv2d))
 
 
 @dataclass(frozen=True)
@@ -32,11 +26,13 @@ class ModelCost:
         attention: weights of one layer's attention; ``output`` those of its output projection alone.
         mlp: weights of the rest of a layer.
         head: weights of the unembedding.
-        tower: weights of the vision tower; ``projector`` those of the projector.
-        tower_pair: operations per query-key pair, over all layers of the tower.
+        vision: of the tower and the projector; None for a model that sees nothing.
         pair: operations per query-key pair in one layer of the language model.
         kv: numbers kept per position and layer; ``width`` of the residual stream; ``itemsize`` bytes per number.
-        accelerated: whether it runs on something other than the CPU.
+        heads: per layer.
+        device: where it runs, such as ``"cuda"``.
+        eager: whether attention scores and patterns are made.
+        bidirectional: whether visual tokens see later ones, for which masks are kept.
     """
 
     layers: int
@@ -44,14 +40,15 @@ class ModelCost:
     output: int
     mlp: int
     head: int
-    tower: int
-    projector: int
-    tower_pair: int
+    vision: VisionCost | None
     pair: int
     kv: int
+    heads: int
     width: int
     itemsize: int
-    accelerated: bool
+    device: str
+    eager: bool
+    bidirectional: bool
 
     @classmethod
     def of(cls, model: HookedVLM) -> ModelCost:
@@ -59,24 +56,21 @@ class ModelCost:
         sites, points = model.sites, model.sites.points
         attention, output = sites.attention_module(0), points["blocks.0.attn.hook_z"].module
         layer, key = (points[f"blocks.0.{name}"].module for name in ("hook_resid_pre", "attn.hook_k"))
-        tower = [points[name].module for name in ("vision_encoder.hook_in",) if name in points]
-        projector = [points[name].module for name in ("vision_projector.hook_out",) if name in points]
-        blocks = {name.split(".")[2] for name in points if name.startswith("vision_encoder.encoder_layers.")}
-        tower_width = _linear(points["vision_encoder.encoder_layers.0.attn.hook_z"].module).in_features if blocks else 0
         return cls(
             layers=sites.n_layers,
-            attention=_weights([attention]),
-            output=_weights([output]),
-            mlp=_weights([layer]) - _weights([attention]),
-            head=_weights([model.unembedding]),
-            tower=_weights(tower),
-            projector=_weights(projector),
-            tower_pair=4 * len(blocks) * tower_width,
+            attention=weights([attention]),
+            output=weights([output]),
+            mlp=weights([layer]) - weights([attention]),
+            head=weights([model.unembedding]),
+            vision=VisionCost.of(model),
             pair=4 * _linear(output).in_features,
             kv=2 * _linear(key).out_features,
+            heads=sites.n_heads,
             width=model.cfg.d_model,
             itemsize=model.hf.dtype.itemsize,
-            accelerated=model.device.type != "cpu",
+            device=model.device.type,
+            eager=model.attention == "eager",
+            bidirectional=sites.bidirectional_images,
         )
 
     def decoder(self, point: Point, queries: int, keys: int, *, read: int | None = None) -> int:
@@ -119,28 +113,54 @@ class ModelCost:
         """Return the operations of reading logits."""
         return FLOPS_PER_WEIGHT * positions * self.head
 
-    def vision(self, layout: Layout) -> int:
+    def encoding(self, layout: Layout) -> int:
         """Return the operations of tower and projector for an example's images."""
-        operations = 0
-        for view in layout.views:
-            patches = view.count * int(view.patches)
-            operations += FLOPS_PER_WEIGHT * (patches * self.tower + view.count * self.projector) + self.tower_pair * patches**2
-        return operations
+        return 0 if self.vision is None else self.vision.operations(layout)
 
-    def row_bytes(self, queries: int, keys: int, *, read: int, stays: bool) -> int:
+    def encoding_bytes(self, layout: Layout) -> int:
+        """Return the memory that tower and projector need at most for an example's images."""
+        placing = 6 * layout.structure.feature_rows * self.width * self.itemsize  # what is made of features before they are merged
+        return 0 if self.vision is None else self.vision.bytes(layout, itemsize=self.itemsize, eager=self.eager) + placing
+
+    def row_bytes(self, queries: int, keys: int, *, read: int, by_head: bool) -> int:
         """Return the memory that one row of a pass needs at most.
 
         Args:
             queries: positions that are computed.
             keys: positions that are attended to.
             read: positions whose logits are read.
-            stays: whether the row's keys and values stay for generation.
+            by_head: whether each head has its own mask.
         """
-        inner = max(self.mlp // max(self.width, 1), self.width)
-        states = queries * (6 * self.width + inner + 3 * (self.pair // 4)) * self.itemsize
-        attention = keys * (self.kv + 2 * (self.pair // 4)) * self.itemsize + queries * keys * (2 * self.itemsize + 3)
-        kept = self.layers * self.kv * keys * self.itemsize if stays else 0
-        return states + attention + kept + 2 * read * (self.head // max(self.width, 1)) * self.itemsize
+        states = queries * (6 * self.width + self.inner + 3 * (self.pair // 4)) * self.itemsize
+        attention = keys * (self.kv + 2 * (self.pair // 4)) * self.itemsize
+        masks = (self.heads if by_head else 1) * queries * keys * (3 * self.itemsize + 5)
+        scores = 3 * self.heads * queries * keys * self.itemsize if self.eager else 0
+        return states + attention + masks + scores + 2 * read * self.vocabulary * self.itemsize
+
+    def graph_bytes(self, layers: int, queries: int, keys: int, *, by_head: bool) -> int:
+        """Return what one row keeps for a backward pass through so many layers."""
+        states = queries * (12 * self.width + 5 * self.inner + 4 * (self.pair // 4))
+        attention = 2 * keys * (self.kv + 2 * (self.pair // 4)) + 4 * (self.heads if by_head or self.eager else 1) * queries * keys
+        return layers * (states + attention) * self.itemsize
+
+    def stay_bytes(self, keys: int) -> int:
+        """Return the keys and values that one row keeps of all layers."""
+        return self.layers * self.kv * keys * self.itemsize
+
+    @property
+    def inner(self) -> int:
+        """Neurons of an MLP, at least."""
+        return max(self.mlp // self.width, self.width)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many logits a position has."""
+        return self.head // self.width
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether it runs on something other than the CPU."""
+        return self.device != "cpu"
 
 
 def _linear(module: nn.Module) -> nn.Linear:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from sightlens.engine.budget import Resources
 from sightlens.engine.cost import ModelCost
 from sightlens.engine.explanation import UNITS
-from sightlens.engine.plan import Plan, Resources
+from sightlens.engine.plan import Plan
 from sightlens.engine.prefix import Keep
 from sightlens.engine.schedule import Cells, schedule
 from sightlens.errors import EngineError
@@ -20,9 +21,10 @@ from sightlens.model.inputs import all_donors, check_inputs
 class Engine:
     """Runs many cells (lists of interventions) over a prompt at the cost of what they change.
 
-    The tower runs once per prompt; keys, values and the states that cells start from are kept from one clean run; each
-    cell runs from its first touched layer and position on; cells that start at the same place run as rows of one batch;
-    logits are computed only where they are read. Results are those of a full forward pass per cell.
+    Keys, values and the states that cells start from are kept from one clean run; each cell runs from its first touched
+    layer and position on, so that the tower runs once per example, but for cells that act in it or before the merge: those
+    run whole. Cells that start at the same place run as rows of one batch; logits are computed only where they are read.
+    Results are those of a full forward pass per cell.
 
     >>> engine = Engine(model, memory="4GB")  # doctest: +SKIP
     >>> plan = engine.plan(prompt, [[Knockout("post_image", "object", layers=(layer,))] for layer in range(8)])  # doctest: +SKIP
@@ -59,12 +61,13 @@ class Engine:
             prompt: one example or a batch.
             cells: the interventions of each cell; an empty list is the untouched run.
             donors: values that interventions take by name, beside ``model.donors``.
-            reads: which logits are wanted: ``"last"``, of the last position; ``"answer"``, of the positions that predict a
-                teacher-forced answer; ``"all"``.
+            reads: at which positions logits are wanted: ``"last"``; ``"all"``; ``"answer"``, those that predict a teacher-forced
+                answer; or a selector such as ``"question"``, which must choose the same positions of every example.
             examples: which examples each cell runs on; all when None.
 
         Raises:
-            EngineError: without cells, or when there is no answer to read.
+            EngineError: without cells, without an answer to read, or with a selector that chooses nothing, or other positions
+                of one example than of another.
             InterventionError, HookError, SelectorError: when an intervention does not fit.
         """
         given = all_donors(self.model.donors, donors)
@@ -92,19 +95,23 @@ def read_size(memory: str | int) -> int:
 
 
 def read_positions(prompt: Prompt, reads: str) -> tuple[int, ...]:
-    """Return the positions whose logits are read.
+    """Return the positions whose logits are read, ascending.
 
     Raises:
-        EngineError: for an unknown way of reading, or an answer that the prompt does not have.
+        EngineError: for an answer that the prompt does not have, or a selector that chooses nothing, or not the same everywhere.
+        SelectorError: for a selector that does not parse.
     """
     length = prompt.layouts[0].length
     if reads == "last":
         return (length - 1,)
     if reads == "all":
         return tuple(range(length))
-    if reads != "answer":
-        raise EngineError("reads last, answer or all", repr(reads), "Check the spelling.")
-    found = prompt.layouts[0].select("answer").positions
-    if len(found) == 0:
-        raise EngineError("a prompt with a teacher-forced answer", "one without", "Use model.with_answers(prompt, answers).")
-    return tuple(int(position) - 1 for position in found)
+    chosen = {tuple(sorted(layout.select(reads).positions.tolist())) for layout in prompt.layouts}
+    if reads == "answer":
+        if chosen == {()}:
+            raise EngineError("a prompt with a teacher-forced answer", "one without", "Use model.with_answers(prompt, answers).")
+        return tuple(position - 1 for position in chosen.pop())
+    if len(chosen) != 1 or chosen == {()}:
+        got = f"`{reads}`, which chooses {' or '.join(str(len(positions)) for positions in sorted(chosen))} positions"
+        raise EngineError("reads that choose the same positions of every example", got, "Plan the examples apart, or use reads='all'.")
+    return chosen.pop()

@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache as KeyValueCache
 
-from sightlens.engine.cost import ModelCost
+from sightlens.engine.batches import in_batches, refusing_to_run_out
+from sightlens.engine.budget import Budget, Reading, Resources
 from sightlens.engine.explanation import Explanation
-from sightlens.engine.prefix import Keep, Prefix, run_clean, window_arguments
+from sightlens.engine.prefix import Prefix, run_clean, window_arguments
 from sightlens.engine.reinjection import reinjected
 from sightlens.engine.replay import stepping_over
 from sightlens.engine.rowcache import finish, joined, row_cache
-from sightlens.engine.schedule import Job, Pass, Reading, Schedule, explain, kept_bytes, row_bytes
-from sightlens.engine.start import Point, Stage
-from sightlens.errors import EngineError, listing
+from sightlens.engine.schedule import Job, Pass, Schedule
+from sightlens.engine.unhooked import check_unhooked
+from sightlens.errors import EngineError
 from sightlens.families import Prompt
 from sightlens.families.compat import cache_keyword
 from sightlens.model import HookedVLM
 from sightlens.model.apply import Donor, applied
 from sightlens.model.generation import generation_settings
 from sightlens.model.rows import Row, Touched
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What passes may use: the memory beside the model in bytes, how the clean run is kept, and what passes cost."""
-
-    memory: int
-    keep: Keep
-    cost: ModelCost
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,29 +51,40 @@ class Plan:
     donors: Mapping[str, Donor]
     resources: Resources
 
-    def explain(self, *, new_tokens: int = 0) -> Explanation:
+    def explain(self, *, new_tokens: int = 0, gradients: bool = False) -> Explanation:
         """Count what the plan costs, and what a loop of full passes would.
 
         Args:
             new_tokens: generated after the prompt, when :meth:`generate` will run.
+            gradients: whether ``logits(gradients=True)`` will run.
         """
-        reading = Reading(self.reads, new_tokens)
+        return self._budget(new_tokens=new_tokens, gradients=gradients).explain()
+
+    def _budget(self, *, new_tokens: int = 0, gradients: bool = False) -> Budget:
         schedule = self.schedule.for_generation(self.prompt.layouts) if new_tokens else self.schedule
-        return explain(self.resources.cost, schedule, self.prompt.layouts, reading, memory=self.resources.memory)
+        return Budget(schedule, self.prompt.layouts, Reading(self.reads, new_tokens, gradients), self.resources)
 
     @cached_property
     def prefix(self) -> Prefix:
-        """The clean run, made on first use and kept as long as the plan lives."""
-        self._check_unhooked()
+        """The clean run of all examples, made on first use and kept as long as the plan lives.
+
+        Raises:
+            EngineError: when memory runs out.
+        """
+        check_unhooked(self.model)
         read = torch.tensor(self.reads, device=self.model.device)
-        with torch.no_grad():
+        do = "Take fewer examples at once, shorten the prompt, or keep the clean run elsewhere: Engine(keep=Keep(device='cpu'))."
+        with torch.no_grad(), refusing_to_run_out("the clean run", do=do):
             return run_clean(self.model, self.prompt, self.schedule.names, keep=self.resources.keep, read=read)
 
     def logits(self, *, gradients: bool = False) -> list[Float[Tensor, "example read vocab"]]:
         """Return the logits of every cell, at the positions that are read.
 
+        All of them are held at once (``explain().result_bytes``); :meth:`stream_logits` gives them out one by one.
+
         Args:
-            gradients: whether they flow back to donors through the rows; the clean run is constant.
+            gradients: whether they flow back to donors through the rows; the clean run is constant. Each row then keeps what its
+                backward pass needs, for as long as its logits live: ``explain(gradients=True)`` counts it.
 
         Raises:
             InterventionError: when an intervention touched nothing.
@@ -94,25 +94,27 @@ class Plan:
         return [found[cell] for cell in sorted(found)]
 
     def stream_logits(self, *, gradients: bool = False) -> Iterator[tuple[int, Float[Tensor, "example read vocab"]]]:
-        """Yield each cell and its logits as soon as all its examples are done, in any order; see :meth:`logits`."""
-        self._check_unhooked()
+        """Yield each cell and its logits as soon as all its examples are done, in any order; see :meth:`logits`.
+
+        Only the rows of unfinished cells are held.
+        """
+        check_unhooked(self.model)
+        budget = self._budget(gradients=gradients)
+        budget.check()
         gathered = _Gathered(self.schedule.jobs)
         for job in self.schedule.clean:
             Touched().check([job.row])
             yield from _stacked(gathered.add([job], [self.prefix.logits[job.row.example]]))
-        for one in self.schedule.passes:
-            run = torch.set_grad_enabled(gradients)(partial(self._logits, one))
-            fast = self.resources.cost.fast_rows(self.prompt.layouts[0].length - one.position)
-            for jobs, logits in in_batches(one.jobs, min(fast, self._rows_at_once(one.position, Reading(self.reads))), run):
-                yield from _stacked(gathered.add(jobs, logits))
-        for jobs in self.schedule.whole_cells():
-            with torch.set_grad_enabled(gradients), self._whole(jobs):
-                read = torch.tensor(self.reads, device=self.model.device)
-                logits = self.model.hf(**self.prompt.tensors, use_cache=False, logits_to_keep=read).logits
-            yield from _stacked(gathered.add(jobs, [logits[job.row.example] for job in jobs]))
+        runs = [(one.jobs, budget.rows(one), partial(self._logits, one)) for one in self.schedule.passes]
+        whole = [job for job, _ in self.schedule.whole]
+        for jobs, rows, run in [*runs, (whole, budget.whole_rows, self._whole_logits)]:
+            for batch, logits in in_batches(jobs, rows, torch.set_grad_enabled(gradients)(run)):
+                yield from _stacked(gathered.add(batch, logits))
 
     def generate(self, *, max_new_tokens: int = 64, options: Mapping[str, Any] | None = None) -> list[list[str]]:
         """Generate greedily under every cell: the same tokens as ``model.generate``, prefill shared, many rows per step.
+
+        A row that has ended is padded until every row of its batch has; the batch stops with the last one.
 
         Args:
             max_new_tokens: at most so many.
@@ -131,36 +133,19 @@ class Plan:
     def stream_texts(self, *, max_new_tokens: int = 64, options: Mapping[str, Any] | None = None) -> Iterator[tuple[int, list[str]]]:
         """Yield each cell and its texts as soon as all its examples are done, in any order; see :meth:`generate`."""
         settings = generation_settings(options, max_new_tokens=max_new_tokens, tokenizer=self.model.tokenizer)
-        if settings["do_sample"] or settings.get("use_cache") is False:
+        if settings["do_sample"] or not settings["use_cache"]:
             raise EngineError("greedy generation with a cache", f"{dict(options or {})}", "Use model.generate, one cell at a time.")
-        self._check_unhooked()
-        gathered = _Gathered(self.schedule.jobs)
-        last = self.prompt.layouts[0].length - 1
-        schedule = self.schedule.for_generation(self.prompt.layouts)
-        passes = (*schedule.passes, Pass(Point(0, Stage.WHOLE_LAYER), last, schedule.clean))
-        rows = self._rows_at_once(min(one.position for one in passes), Reading(self.reads, max_new_tokens))
-        jobs = [(one, job) for one in passes for job in one.jobs]
-        for batch, texts in in_batches(jobs, rows, partial(self._texts, settings=settings)):
+        check_unhooked(self.model)
+        budget = self._budget(new_tokens=settings["max_new_tokens"])
+        budget.check()
+        gathered, schedule = _Gathered(self.schedule.jobs), budget.schedule
+        jobs = [(one, job) for one in schedule.with_clean(self.prompt.layouts[0].length - 1) for job in one.jobs]
+        for batch, texts in in_batches(jobs, budget.generating_rows, partial(self._texts, settings=settings)):
             yield from gathered.add([job for _, job in batch], texts)
-        for whole in schedule.whole_cells():
-            with self._whole(whole):
-                texts = self._decode(self.prompt.generation_inputs(), settings)
-            yield from gathered.add(whole, [texts[job.row.example] for job in whole])
-
-    def _check_unhooked(self) -> None:
-        """Refuse hooks of one's own: they would act on the clean run, and again on what rows take from it."""
-        if hooked := [name for name, point in self.model.sites.points.items() if point.has_hooks()]:
-            do = "Run it outside of model.hooks(…); to change activations, use interventions."
-            raise EngineError("a model without hooks of one's own while a plan runs", listing(hooked), do)
-
-    def _rows_at_once(self, position: int, reading: Reading) -> int:
-        cost, length = self.resources.cost, self.prompt.layouts[0].length
-        kept = kept_bytes(cost, self.prompt.layouts, self.schedule.names, reading)
-        each = row_bytes(cost, position, length, reading)
-        if kept + each > self.resources.memory:
-            got = f"memory={self.resources.memory / 1e6:.0f} MB"
-            raise EngineError(f"{(kept + each) / 1e6:.0f} MB, for the clean run and one row", got, "Raise it, or shorten the prompt.")
-        return (self.resources.memory - kept) // each
+        for batch, texts in in_batches(
+            [job for job, _ in schedule.whole], budget.whole_rows, partial(self._whole_texts, settings=settings)
+        ):
+            yield from gathered.add(batch, texts)
 
     def _examples(self, jobs: Sequence[Job]) -> Int[Tensor, " row"]:
         return torch.tensor([job.row.example for job in jobs], device=self.model.device)
@@ -172,15 +157,21 @@ class Plan:
             yield
 
     @contextmanager
-    def _whole(self, jobs: Sequence[Job]) -> Iterator[None]:
-        """Apply one cell to its examples of the whole prompt."""
-        rows = [Row(example) for example in range(len(self.prompt))]
-        for job in jobs:
-            rows[job.row.example] = job.row
-        touched = Touched()
+    def _whole(self, jobs: Sequence[Job]) -> Iterator[Prompt]:
+        """Apply each row's interventions to its example of the whole prompt, images included."""
+        rows, touched = [job.row for job in jobs], Touched()
         with self._applied(rows, touched):
-            yield
+            yield self.model.processing.select(self.prompt, [row.example for row in rows])
         touched.check(rows)
+
+    def _whole_logits(self, jobs: Sequence[Job]) -> Float[Tensor, "row read vocab"]:
+        read = torch.tensor(self.reads, device=self.model.device)
+        with self._whole(jobs) as prompt:
+            return self.model.hf(**prompt.tensors, use_cache=False, logits_to_keep=read).logits
+
+    def _whole_texts(self, jobs: Sequence[Job], *, settings: Mapping[str, Any]) -> list[str]:
+        with self._whole(jobs) as prompt:
+            return self._decode(prompt.generation_inputs(), settings)
 
     def _run(self, one: Pass, jobs: Sequence[Job], *, stop: int, cache: KeyValueCache) -> Float[Tensor, "row position d_model"]:
         """Return the last hidden states of the positions from the pass's own up to ``stop``."""
@@ -190,7 +181,8 @@ class Plan:
         hidden, *z = (self.prefix.state(name, examples, span=span, like=like) for name in one.names)
         arguments = window_arguments(self.prefix.arguments, examples, start=one.position, stop=stop)
         arguments |= reinjected(sites, self.prefix.states, self.prompt.layouts, skipped=one.point.skipped, span=span)
-        read = [position - one.position for position in self.reads if one.position <= position < stop]
+        reads = self.reads if stop == self.prompt.layouts[0].length else ()  # nothing is read where a cache is filled
+        read = [position - one.position for position in reads if position >= one.position]
         with stepping_over(sites, one.point, z[0].flatten(2) if z else None, read=None if one.late else read):
             return sites.decoder(inputs_embeds=hidden, **arguments, **{cache_keyword(): cache}, use_cache=True).last_hidden_state
 
@@ -258,29 +250,3 @@ class _Gathered:
 def _stacked(cells: Iterator[tuple[int, list[Tensor]]]) -> Iterator[tuple[int, Tensor]]:
     for cell, rows in cells:
         yield cell, torch.stack(rows)
-
-
-def in_batches(items: Sequence[Item], rows: int, run: Callable[[Sequence[Item]], Result]) -> Iterator[tuple[Sequence[Item], Result]]:
-    """Run items in batches of at most ``rows``; out of memory halves them and goes on.
-
-    Raises:
-        EngineError: when one item alone is too much.
-    """
-    done = 0
-    while done < len(items):
-        batch = items[done : done + rows]
-        try:
-            result = run(batch)
-        except RuntimeError as error:
-            if not _out_of_memory(error):
-                raise
-            if len(batch) == 1:
-                raise EngineError("memory for one row", f"{error}", "Lower memory=, free some, or shorten the prompt.") from error
-            rows = len(batch) // 2
-            continue
-        yield batch, result
-        done += len(batch)
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

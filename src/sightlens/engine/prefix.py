@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache as KeyValueCache
 
 from sightlens._types import Logits
-from sightlens.engine.rowcache import KeysValues
+from sightlens.engine.rowcache import KeptLayer, KeysValues
 from sightlens.errors import EngineError, FamilyError
 from sightlens.families import Prompt
 from sightlens.families.compat import cache_keyword
@@ -98,7 +98,7 @@ def run_clean(model: HookedVLM, prompt: Prompt, names: Sequence[str], *, keep: K
     def keeper(value: Tensor, hook: Any) -> None:
         states[hook.name] = keep(value)
 
-    cache = DynamicCache()
+    cache = KeyValueCache(layers=[KeptLayer(keep) for _ in range(model.sites.n_layers)])
     handle = decoder.register_forward_pre_hook(note, with_kwargs=True)
     try:
         with model.sites.window.showing(prompt.layouts, range(len(prompt))), model.hooks(fwd_hooks=[(name, keeper) for name in names]):
@@ -107,7 +107,7 @@ def run_clean(model: HookedVLM, prompt: Prompt, names: Sequence[str], *, keep: K
         handle.remove()
     left_out = (*NOT_KEPT, cache_keyword())
     arguments = {name: value for name, value in seen.items() if name not in left_out}
-    pairs = tuple((keep(layer.keys), keep(layer.values)) for layer in cache.layers)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    pairs = tuple(layer.held for layer in cache.layers if isinstance(layer, KeptLayer))
     return Prefix(output.logits.detach(), pairs, states, arguments)
 
 

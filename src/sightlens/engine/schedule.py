@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sightlens.engine.cost import ModelCost
-from sightlens.engine.explanation import Explanation
 from sightlens.engine.start import FullRun, Point, Stage, find_start
 from sightlens.errors import EngineError
 from sightlens.interventions import MERGED, Intervention, Rearrangement
@@ -70,12 +67,14 @@ class Schedule:
         """All of them."""
         return (*self.clean, *(job for job, _ in self.whole), *(job for one in self.passes for job in one.jobs))
 
-    def whole_cells(self) -> tuple[tuple[Job, ...], ...]:
-        """Return the jobs that run whole, one group per cell."""
-        cells: dict[int, list[Job]] = {}
-        for job, _ in self.whole:
-            cells.setdefault(job.cell, []).append(job)
-        return tuple(map(tuple, cells.values()))
+    @property
+    def needs_clean(self) -> bool:
+        """Whether anything is taken from a clean run."""
+        return bool(self.passes or self.clean)
+
+    def with_clean(self, last: int) -> tuple[Pass, ...]:
+        """Return the passes, and for rows that need none one that starts with the last position."""
+        return (*self.passes, Pass(Point(0, Stage.WHOLE_LAYER), last, self.clean)) if self.clean else self.passes
 
     def for_generation(self, layouts: Sequence[Layout]) -> Schedule:
         """Return the schedule of a run in which the prompt's last position is computed apart from the others.
@@ -153,65 +152,3 @@ def _grouped(point: Point, starts: Sequence[tuple[int, Job]], free: int) -> list
         else:
             passes.append(Pass(point, position, (job,)))
     return passes
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Which positions' logits are read, and how many tokens are generated after the prompt."""
-
-    positions: tuple[int, ...]
-    new_tokens: int = 0
-
-
-def row_bytes(cost: ModelCost, position: int, length: int, reading: Reading) -> int:
-    """Return what one row from a position on needs at most."""
-    keys = length + reading.new_tokens
-    return cost.row_bytes(length - position, keys, read=len(reading.positions), stays=reading.new_tokens > 0)
-
-
-def kept_bytes(cost: ModelCost, layouts: Sequence[Layout], names: Sequence[str], reading: Reading) -> int:
-    """Return the memory of the clean run that is kept, in the model's own dtype."""
-    per_position = cost.layers * cost.kv + len(names) * max(cost.width, cost.pair // 4)  # z may be wider than the residual
-    return len(layouts) * cost.itemsize * (layouts[0].length * per_position + len(reading.positions) * (cost.head // cost.width))
-
-
-def explain(cost: ModelCost, plan: Schedule, layouts: Sequence[Layout], reading: Reading, *, memory: int) -> Explanation:
-    """Count what a schedule costs."""
-    length, read = layouts[0].length, len(reading.positions)
-    start = Point(0, Stage.WHOLE_LAYER)
-    vision = [cost.vision(layout) for layout in layouts]
-    steps = reading.new_tokens * (cost.decoder(start, 1, length + reading.new_tokens) + cost.unembedding(1))
-    full = cost.decoder(start, length, length)
-    jobs = plan.jobs
-    every = 1 if reading.new_tokens else length  # generation reads logits of the last position only
-    loop = sum(vision[job.row.example] + full + cost.unembedding(every) + steps for job in jobs)
-    planned = sum(vision) + len(layouts) * (full + cost.unembedding(read)) + len(jobs) * steps
-    planned += sum(vision[job.row.example] + full + cost.unembedding(read) for job, _ in plan.whole)
-    for one in plan.passes:
-        own = 0 if reading.new_tokens else sum(position >= one.position for position in reading.positions)
-        operations = cost.decoder(one.point, length - one.position, length, read=None if one.late else own) + cost.unembedding(own)
-        planned += len(one.jobs) * operations
-    kept = kept_bytes(cost, layouts, plan.names, reading)
-    each = {one: row_bytes(cost, one.position, length, reading) for one in plan.passes}
-    rows = {one: max(1, min(len(one.jobs), (memory - kept) // size)) for one, size in each.items()}
-    if not reading.new_tokens:
-        rows = {one: min(count, cost.fast_rows(length - one.position)) for one, count in rows.items()}
-    return Explanation(
-        cells=len({job.cell for job in jobs}),
-        examples=len(layouts),
-        positions=length,
-        passes=len(plan.passes),
-        rows=len(jobs),
-        rows_at_once=max(rows.values(), default=0),
-        clean_rows=len(plan.clean),
-        full_runs=_reasons(plan),
-        flops=planned,
-        loop_flops=loop,
-        kept_bytes=kept,
-        batch_bytes=max((rows[one] * each[one] for one in rows), default=0),
-        memory=memory,
-    )
-
-
-def _reasons(plan: Schedule) -> Mapping[str, int]:
-    return dict(Counter(reason for _, reason in plan.whole))

@@ -7,7 +7,7 @@ hold padding alone are dropped, and the rest follows row by row across the tiles
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import ceil
@@ -22,9 +22,10 @@ from sightlens.errors import FamilyError
 from sightlens.families.family import Cells, Family, Grid, Mark, Part, Place, ViewedImage
 from sightlens.families.llava import llava_sites, patch_grid
 from sightlens.families.sites import Site, Weight
-from sightlens.layout import View
+from sightlens.layout import Layout, View
 
 NEWLINE = Mark("newline")
+COUNTS = "batch_num_images"
 NEWLINE_SITE = Site("hook_newline", "model", Weight("image_newline"), ("d_model",), "image_newline")
 
 
@@ -42,6 +43,11 @@ class AnyresFamily(Family):
     def sites(self, config: PreTrainedConfig) -> tuple[Site, ...]:
         """List the hook names."""
         return (*llava_sites(config), NEWLINE_SITE)
+
+    def image_rows(self, tensors: Mapping[str, Tensor], layouts: Sequence[Layout]) -> dict[str, list[int]]:
+        """One row per image, which holds all of its crops; images are counted once per example that has some."""
+        images = [len(layout.structure.image_sizes) for layout in layouts]
+        return {name: [int(count > 0) for count in images] if name == COUNTS else images for name in tensors}
 
 
 @dataclass(frozen=True)

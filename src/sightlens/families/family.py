@@ -202,11 +202,20 @@ class Family(ABC):
         """Return after how many early decoder layers the model adds visual features again."""
         return 0
 
+    def tower_windows(self, config: PreTrainedConfig) -> tuple[int, int]:
+        """Return how many layers of the tower attend inside windows, and how many visual tokens a side of those has."""
+        return 0, 0
+
     def image_tensors(self, examples: Sequence[Sequence[ViewedImage]]) -> dict[str, Tensor]:
         """Return what the model takes for the pictures of a batch, at least one, image after image."""
         images = list(chain.from_iterable(examples))
         parts = [{"pixel_values": image.pixels, **image.extras} for image in images]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def image_rows(self, tensors: Mapping[str, Tensor], layouts: Sequence[Layout]) -> dict[str, list[int]]:
+        """Return how many rows of each tensor that :meth:`image_tensors` makes belong to each example of a batch."""
+        images = [len(layout.structure.image_sizes) for layout in layouts]
+        return {**dict.fromkeys(tensors, images), "pixel_values": [len(layout.views) for layout in layouts]}
 
     def token_tensors(self, tensors: dict[str, Tensor], layouts: Sequence[Layout]) -> dict[str, Tensor]:
         """Return ``input_ids``, ``attention_mask``, ``position_ids`` and whatever else the model takes per position."""

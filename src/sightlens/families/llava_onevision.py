@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 from transformers.image_processing_utils import select_best_resolution
 
 from sightlens.errors import FamilyError
-from sightlens.families.anyres import NEWLINE, AnyresFamily, make_canvas, padded_crops, tile_side, view_anyres
+from sightlens.families.anyres import COUNTS, NEWLINE, AnyresFamily, make_canvas, padded_crops, tile_side, view_anyres
 from sightlens.families.family import Cells, ImageOptions, Place, ViewedImage, require_values
 from sightlens.families.geometry import ImageSteps
 from sightlens.families.llava import check_towers
@@ -57,7 +57,7 @@ class LlavaOnevision(AnyresFamily):
     def image_tensors(self, examples: Sequence[Sequence[ViewedImage]]) -> dict[str, Tensor]:
         """Pad each image's crops to the most that one has, and count the images of each example that has some."""
         counts = torch.tensor([len(example) for example in examples if example])
-        return {**super().image_tensors(examples), "pixel_values": padded_crops(examples), "batch_num_images": counts}
+        return {**super().image_tensors(examples), "pixel_values": padded_crops(examples), COUNTS: counts}
 
     def box_format(self, processor: Any) -> BoxFormat:
         """Two-decimal corners relative to the picture, as far as is known: the training data are not published."""

@@ -7,7 +7,7 @@ The model orders patches token by token, and may order tokens window by window. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -129,6 +129,11 @@ class PackedFamily(Family):
     def view_image(self, image: Image.Image, processor: Any, options: ImageOptions, *, place: Place) -> ViewedImage:
         """Make the one view."""
         return view_packed(image, processor, options, place=place)
+
+    def image_rows(self, tensors: Mapping[str, Tensor], layouts: Sequence[Layout]) -> dict[str, list[int]]:
+        """One row of pixels per patch."""
+        rows = super().image_rows(tensors, layouts)
+        return {**rows, "pixel_values": [sum(view.count * view.merge**2 for view in layout.views) for layout in layouts]}
 
     def token_tensors(self, tensors: dict[str, Tensor], layouts: Sequence[Layout]) -> dict[str, Tensor]:
         """Add M-RoPE's positions."""

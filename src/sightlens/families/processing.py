@@ -20,7 +20,7 @@ from sightlens.families.family import Cells, Family, Grid, ImageOptions, Mark, P
 from sightlens.families.family import Words as Written
 from sightlens.families.images import ImageLike, open_image
 from sightlens.families.items import ItemList, Span, mark_text
-from sightlens.families.prompt import Origin, Prompt
+from sightlens.families.prompt import PER_POSITION, Origin, Prompt
 from sightlens.families.span import locate_parts
 from sightlens.layout import Layout, Segment, build_layout, mark_ids
 from sightlens.metrics import BoxFormat
@@ -108,6 +108,24 @@ class Processing:
         groups = _pair_up(images, texts)
         examples = [self._example(group, text, wording, options=options) for group, text in groups]
         return replace(self._batch(examples), options=options)
+
+    def select(self, prompt: Prompt, examples: Sequence[int]) -> Prompt:
+        """Return a prompt of some examples of another, in this order; one may come several times, and padding stays.
+
+        Args:
+            prompt: prepared here.
+            examples: indices of its examples, at least one.
+        """
+        layouts, index = [prompt.layouts[k] for k in examples], torch.tensor(list(examples))
+        images = {name: tensor for name, tensor in prompt.tensors.items() if name not in PER_POSITION}
+        tensors = {name: tensor[..., index.to(tensor.device), :] for name, tensor in prompt.tensors.items() if name in PER_POSITION}
+        if images and any(layout.views for layout in layouts):
+            rows = self.family.image_rows(images, prompt.layouts)
+            for name, tensor in images.items():
+                parts = tensor.split(rows[name])
+                tensors[name] = torch.cat([parts[k] for k in examples])
+        chosen = {"images": tuple(prompt.images[k] for k in examples), "texts": tuple(prompt.texts[k] for k in examples)}
+        return replace(prompt, tensors=tensors, layouts=tuple(layouts), **chosen)
 
     def _example(self, group: Sequence[ImageLike], words: Words, wording: Wording, *, options: ImageOptions) -> _Example:
         if group and not self.family.images:

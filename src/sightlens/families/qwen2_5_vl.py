@@ -49,10 +49,15 @@ class Qwen25VL(PackedFamily):
             side = vision.patch_size * vision.spatial_merge_size
             raise FamilyError(f"window_size in multiples of {side}", f"{vision.window_size}", "This configuration changes the layout.")
 
+    def tower_windows(self, config: PreTrainedConfig) -> tuple[int, int]:
+        """All layers but those of ``fullatt_block_indexes``."""
+        vision = config.vision_config
+        return vision.depth - len(set(vision.fullatt_block_indexes)), vision.window_size // vision.spatial_merge_size // vision.patch_size
+
     def sites(self, config: PreTrainedConfig) -> tuple[Site, ...]:
         """List the hook names."""
         vision = config.vision_config
-        window = vision.window_size // vision.spatial_merge_size // vision.patch_size
+        _, window = self.tower_windows(config)
         order = PackedOrder(TOWER, vision.spatial_merge_size, window)
         tower = PackedTower(vision.depth, vision.num_heads, order, MLP)
         return (*packed_sites(tower), *decoder_sites(decoder_shape(config.text_config)))
