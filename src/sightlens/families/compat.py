@@ -17,13 +17,23 @@ from torch import nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_config_from_hf
+from transformer_lens.utilities.components_utils import get_act_name
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from sightlens.errors import VersionError
 
-__all__ = ["TESTED", "HookPoint", "check_versions", "lens_config", "register_attention", "sdpa_attention_forward", "unwrap_bridge"]
+__all__ = [
+    "TESTED",
+    "HookPoint",
+    "check_versions",
+    "get_act_name",
+    "lens_config",
+    "register_attention",
+    "sdpa_attention_forward",
+    "unwrap_bridge",
+]
 
 TESTED: Mapping[str, tuple[str, str]] = {
     "transformers": ("5.23", "5.25"),

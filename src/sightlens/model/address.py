@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from transformer_lens.utilities.components_utils import get_act_name
 
 from sightlens.errors import HookError, SelectorError
+from sightlens.families.compat import get_act_name
 from sightlens.families.sites import Site
 from sightlens.layout import Selector, TokenSet, parse
 from sightlens.model.window import Window
