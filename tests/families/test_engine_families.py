@@ -52,6 +52,21 @@ def prepared(variant: Any) -> tuple[Any, Any, list[list[Any]]]:
     return model, prompt, SEEN + (BACKWARDS if model.processing.family.bidirectional_images else [])
 
 
+@pytest.mark.parametrize("variant", EACH, ids=str)
+@torch.no_grad()
+def test_patched_scores_and_patterns_are_those_of_full_passes(variant: Any) -> None:
+    model, prompt, _ = prepared(variant)
+    names = ["blocks.1.attn.hook_pattern", "blocks.2.attn.hook_attn_scores"]
+    _, donor = model.run_with_cache(prompt, names_filter=names, interventions=[Ablate(ROW, "zero")])
+    cells = [[PatchIn(name, at="post_image")] for name in names]
+    plan = Engine(model).plan(prompt, cells, donors={"clean": donor})
+    assert not plan.explain().full_runs
+    for cell, logits in zip(cells, plan.logits(), strict=True):
+        expected = model(prompt, interventions=cell, donors={"clean": donor})[:, -1:]
+        assert torch.allclose(logits, expected, atol=1e-5), cell
+        assert (expected - model(prompt)[:, -1:]).abs().max() > 1e-5, cell
+
+
 @torch.no_grad()
 def test_features_that_come_in_again_are_no_reason_for_whole_passes() -> None:
     model, prompt, cells = prepared(next(variant for variant in EACH if variant.family == "qwen3_vl"))

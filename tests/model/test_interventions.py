@@ -13,6 +13,7 @@ from tests.tiny import VARIANTS
 from sightlens.engine import Engine
 from sightlens.errors import InterventionError, PromptError, SelectorError
 from sightlens.interventions import Ablate, AblateHeads, Containerize, Knockout, PatchIn, Shuffle, from_dict
+from sightlens.interventions.means import load_mean, part_names, save_mean
 from sightlens.model import HookedVLM
 
 QUESTION = "is there a red circle ?"
@@ -84,6 +85,35 @@ def test_ablation_values(model):
     noised = seen(Ablate(at, "noise", seed=1))
     assert torch.equal(noised[site], seen(Ablate(at, "noise", seed=1))[site])
     assert not torch.equal(noised[site], seen(Ablate(at, "noise", seed=2))[site])
+
+
+@torch.no_grad()
+def test_means_of_parts_of_the_picture(each_model, tmp_path):
+    model = each_model
+    prompts = [model.prepare(picture(48, 160, seed=seed), QUESTION) for seed in range(3)]
+    names = ["hook_merged_embed", *model.hook_dict["hook_merged_embed"].site.companions]
+    table, views = prompts[0].layout.visual_tokens(), prompts[0].layout.views
+    caches = [model.run_with_cache(prompt, names_filter=names)[1] for prompt in prompts]
+    embedded = torch.cat([cache["hook_merged_embed"] for cache in caches])[:, table["position"].tolist()]
+    kinds = [views[view].kind for view in table["view"]]
+    for by, labels in (("view", kinds), ("position", list(zip(kinds, table["row"].tolist(), table["column"].tolist(), strict=True)))):
+        model.fit_mean(prompts, source="three", by=by)
+        save_mean(model.donors["mean"], tmp_path / by)
+        model.donors["mean"] = load_mean(tmp_path / by)
+        _, cache = model.run_with_cache(prompts[0], names_filter="hook_merged_embed", interventions=[Ablate("image", "mean")])
+        found = cache["hook_merged_embed"][0, table["position"].tolist()]
+        for label in set(labels):
+            chosen = [k for k, other in enumerate(labels) if other == label]
+            assert torch.allclose(found[chosen], embedded[:, chosen].mean((0, 1)).expand(len(chosen), -1), atol=1e-5), label
+    larger = model.prepare(picture(200, 40), QUESTION)
+    unseen = {"[", *part_names(larger.layout, larger.layout.visual_tokens()["position"], "position")} - set(
+        model.donors["mean"].parts["hook_merged_embed"]
+    )
+    if len(unseen) > 1:
+        with pytest.raises(InterventionError, match="a mean of every part"):
+            model(larger, interventions=[Ablate("image", "mean")])
+    with pytest.raises(InterventionError, match="Restrict it"):
+        model(prompts[0], interventions=[Ablate("image | last", "mean")])
 
 
 @torch.no_grad()

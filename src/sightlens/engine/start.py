@@ -61,7 +61,18 @@ class FullRun:
     reason: str
 
 
-BEFORE_ATTENTION = ("hook_resid_pre", "ln1.hook_out", "hook_q", "hook_k", "hook_v", "hook_rot_q", "hook_rot_k", "hook_attn_mask")
+BEFORE_ATTENTION = (
+    "hook_resid_pre",
+    "ln1.hook_out",
+    "hook_q",
+    "hook_k",
+    "hook_v",
+    "hook_rot_q",
+    "hook_rot_k",
+    "hook_attn_mask",
+    "hook_attn_scores",
+    "hook_pattern",
+)
 
 
 def find_start(interventions: Sequence[Intervention], layout: Layout, sites: Sites) -> Start | FullRun | None:

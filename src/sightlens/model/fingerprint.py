@@ -31,7 +31,10 @@ def donor_digest(donor: Cache | Mean | Tensor) -> str:
     Returns:
         16 hexadecimal digits.
     """
-    return _digest(donor if isinstance(donor, Cache) else {"vector": donor.vector if isinstance(donor, Mean) else donor})
+    if isinstance(donor, Mean):
+        parts = {f"{site} {name}": vector for site, held in donor.parts.items() for name, vector in held.items()}
+        return _digest({"vector": donor.vector, **donor.companions, **parts})
+    return _digest(donor if isinstance(donor, Cache) else {"vector": donor})
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

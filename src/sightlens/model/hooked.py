@@ -18,6 +18,7 @@ from sightlens.families import ImageOptions, ItemList, Processing, Prompt, Wordi
 from sightlens.families.compat import check_versions, lens_config, unwrap_bridge
 from sightlens.families.processing import Images, Template
 from sightlens.interventions import MERGED, Intervention, Mean
+from sightlens.interventions.means import Parts
 from sightlens.metrics import BoxFormat
 from sightlens.model.agreement import Check, cached_logits, compare_paths
 from sightlens.model.apply import applied, with_companions
@@ -367,20 +368,21 @@ class HookedVLM:
         return prompt.with_answers(ids, [self.tokenizer.convert_ids_to_tokens(answer) for answer in ids])
 
     @torch.no_grad()
-    def fit_mean(self, prompts: Iterable[Prompt], *, source: str, site: str = MERGED) -> Mean:
+    def fit_mean(self, prompts: Iterable[Prompt], *, source: str, site: str = MERGED, by: Parts = "all") -> Mean:
         """Average what a site holds of the visual tokens of prompts, and keep the result as the donor ``"mean"``.
 
         Args:
             prompts: with images.
             source: what they are, for provenance (``"ImageNet-val, 50,000 images"``).
             site: where; in the tower, over the patches that the tokens show.
+            by: ``"all"`` for one mean, ``"view"`` for one per kind of view, ``"position"`` for one per place in its grid too.
 
         Raises:
             InterventionError: for a site without visual tokens, or with heads, or when no prompt has an image.
         """
         names = with_companions(self.sites, [site], follow=True)
         caches = (self.run_with_cache(prompt, names_filter=names)[1] for prompt in prompts)
-        mean = self.donors["mean"] = mean_over(caches, names, source=source)
+        mean = self.donors["mean"] = mean_over(caches, names, source=source, by=by)
         return mean
 
     @contextmanager

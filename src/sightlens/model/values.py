@@ -53,9 +53,13 @@ def ablation(intervention: Ablate, name: str, donors: Mapping[str, Donor]) -> Ch
         return partial(_noised, intervention)
     vector = _vector(intervention, donors) if name == intervention.site else _companion_vector(intervention, name, donors)
 
+    mean = donors[intervention.value]
+
     def change(old: Tensor, spot: Spot) -> Tensor:
         if vector.ndim != 1 or vector.shape != old.shape[-1:]:
             raise InterventionError(f"a vector [{old.shape[-1]}]", f"{list(vector.shape)}", f"Measure it at {intervention.site}.")
+        if isinstance(mean, Mean) and mean.by != "all":
+            return mean.of(name, spot.layout, spot.positions).to(old)
         return vector.to(old).expand_as(old)
 
     return change
