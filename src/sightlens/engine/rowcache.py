@@ -36,9 +36,9 @@ class RowLayer(DynamicLayer):
 
     While a layer runs, its rows' keys and values lie in one buffer, to which the prefix is copied; layers take turns, so that
     only one is filled at a time. Without ``room`` nothing stays afterwards. Folding the rows' queries over one shared prefix,
-    joined with the rows' own keys by log-sum-exp, was measured as attention alone (8 rows of 60 positions on 580, d = 512, one
-    CPU thread): it saves about a tenth of a layer's time. It needs kernels that return the log-sum-exp and take no mask, so
-    that knockouts, taps, padding and sliding windows would need the copy all the same; hence rows copy.
+    joined with the rows' own keys by log-sum-exp, would save little: a layer's time is mostly its matrix products. It needs
+    kernels that return the log-sum-exp and take no mask, so that knockouts, taps, padding and sliding windows would need the
+    copy all the same; hence rows copy.
     """
 
     def __init__(self, clean: KeysValues, examples: Tensor, *, prefix: int, room: int | None) -> None:
