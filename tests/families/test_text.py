@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import hooked, picture
+from tests.conftest import hooked, picture, plain
 from tests.families.test_preparation import words
 from tests.tiny import TEXT_TEMPLATE, TEXTS, VARIANTS, hf_model, tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers

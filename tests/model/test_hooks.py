@@ -307,3 +307,23 @@ def test_caches_take_short_keys(model):
     for wrong in (("normalized", 0, "ln1"), ("resid_post", 3), ("resid_post", -4), (3, "resid_post"), (), ("k", 0, "attn", "x")):
         with pytest.raises(HookError):
             cache[wrong]
+
+
+def test_hooks_are_added_all_or_none(model):
+    prompt = model.prepare(picture(), QUESTION)
+    plain, twin = model(prompt), HookedVLM(model.hf, model.processing)
+    twin.add_hook("blocks.1.attn.hook_pattern", lambda value, hook: None)
+    for listen in (model.add_hook, lambda name, function: model.run_with_hooks(prompt, fwd_hooks=[(name, function)])):
+        with pytest.raises(HookError, match="one HookedVLM at a time"):
+            listen("blocks.*.attn.hook_pattern", lambda value, hook: value * 0)
+        assert not any(point.has_hooks() for point in model.hook_dict.values())
+    twin.reset_hooks()
+    assert torch.equal(model(prompt), plain)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_names_of_other_types_are_refused(model):
+    prompt = model.prepare(picture(), QUESTION)
+    for name in (3, [3], {"a": 1}):
+        with pytest.raises(HookError, match="hook names, patterns"):
+            model.run_with_hooks(prompt, fwd_hooks=[(name, lambda value, hook: None)])

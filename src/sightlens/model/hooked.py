@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -346,7 +346,10 @@ class HookedVLM:
 
     def add_hook(self, name: HookName, function: HookFunction, *, dir: Literal["fwd", "bwd"] = "fwd") -> None:
         """Add a hook that stays until :meth:`reset_hooks`; names are those of :meth:`run_with_hooks`."""
-        add_hooks(self.sites, name, function, dir)
+        with ExitStack() as stack:  # all of them or none
+            for point, handle in add_hooks(self.sites, name, function, dir):
+                stack.callback(point.drop, handle)
+            stack.pop_all()
 
     def reset_hooks(self) -> None:
         """Remove every hook, permanent ones too."""

@@ -74,16 +74,19 @@ def find_addresses(sites: Sites, names: NameFilter) -> list[Address]:
         if not chosen:
             raise HookError("a filter that some hook name passes", "one that none does", "model.hook_dict lists all of them.")
         return chosen
+    texts = [names] if isinstance(names, str) else names
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise HookError("hook names, patterns, addresses or a function of the name", repr(names)[:200], "model.hook_dict lists all names.")
     found: list[Address] = []
-    for text in [names] if isinstance(names, str) else names:
+    for text in texts:
         address = parse_address(text)
         matching = [name for name in sites.points if fnmatchcase(name, address.name)] or [sites.point(address.name).site.name]
         found += [Address(name, address.at, address.keys) for name in matching]
     return list(dict.fromkeys(found))
 
 
-def add_hooks(sites: Sites, name: HookName, function: HookFunction, direction: Literal["fwd", "bwd"]) -> list[tuple[LiveSite, Any]]:
-    """Add a hook function wherever a name says; return the hook points, and the handles that remove it.
+def add_hooks(sites: Sites, name: HookName, function: HookFunction, direction: Literal["fwd", "bwd"]) -> Iterator[tuple[LiveSite, Any]]:
+    """Add a hook function wherever a name says; yield each hook point, and the handle that removes it, as soon as it is added.
 
     Raises:
         HookError: for a name that matches nothing, and for a backward hook with a selector.
@@ -91,8 +94,9 @@ def add_hooks(sites: Sites, name: HookName, function: HookFunction, direction: L
     addresses = find_addresses(sites, name)
     if direction == "bwd" and any(address.at is not None for address in addresses):
         raise HookError("a backward hook without a selector", str(name), "Select inside the function.")
-    points = [(sites.point(address.name), address) for address in addresses]
-    return [(point, point.add_hook(shown(function, at, point, window=sites.window), dir=direction)) for point, at in points]
+    for address in addresses:
+        point = sites.point(address.name)
+        yield point, point.add_hook(shown(function, address, point, window=sites.window), dir=direction)
 
 
 @contextmanager

@@ -72,7 +72,11 @@ class LiveSite(HookPoint):
         """Add a hook as TransformerLens does, and start listening."""
         handle = super().add_hook(hook, dir=dir, **options)
         if self._remove is None:
-            self._remove = _install(self)
+            try:
+                self._remove = _install(self)
+            except HookError:
+                self.drop(handle)
+                raise
         return handle
 
     def drop(self, handle: Any) -> None:
